@@ -1,0 +1,76 @@
+"""omniload: the data loader for training vision-language models.
+
+    loader = omniload.DataLoader("shards/", budget=omniload.Budget(tokens=4096, tiles=16))
+    for batch in loader:
+        ...
+
+Names load on first use: `import omniload` itself loads no torch, numba or pyarrow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from omniload import _checkout
+
+__version__ = "0.1.0"
+
+_checkout.install()
+
+_HOME = {
+    "Budget": "omniload.types",
+    "ConfigError": "omniload.errors",
+    "CostModel": "omniload.costs",
+    "DataLoader": "omniload.loader",
+    "Groups": "omniload.types",
+    "LengthIndex": "omniload.index",
+    "Message": "omniload.types",
+    "NativeUnavailableError": "omniload.errors",
+    "OmniloadError": "omniload.errors",
+    "PackedBatch": "omniload.batch",
+    "Record": "omniload.types",
+    "Sample": "omniload.types",
+    "SampleError": "omniload.errors",
+    "ShardError": "omniload.errors",
+    "StateError": "omniload.errors",
+    "StepPlan": "omniload.plan",
+    "World": "omniload.world",
+    "make_plan": "omniload.plan",
+}
+_MODULES = ("errors", "grouping", "images", "kernels", "metrics", "shards", "tools", "transforms")
+
+__all__ = [*_HOME, "metrics"]
+
+if TYPE_CHECKING:
+    from omniload import metrics
+    from omniload.batch import PackedBatch
+    from omniload.costs import CostModel
+    from omniload.errors import (
+        ConfigError,
+        NativeUnavailableError,
+        OmniloadError,
+        SampleError,
+        ShardError,
+        StateError,
+    )
+    from omniload.index import LengthIndex
+    from omniload.loader import DataLoader
+    from omniload.plan import StepPlan, make_plan
+    from omniload.types import Budget, Groups, Message, Record, Sample
+    from omniload.world import World
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"omniload.{name}")
+    else:
+        raise AttributeError(f"module 'omniload' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME, *_MODULES])

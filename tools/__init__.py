@@ -1,0 +1,1 @@
+"""The command `omniload`; `cli.py` is its entry."""
