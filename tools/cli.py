@@ -1,0 +1,73 @@
+"""The command `omniload`: one program, a subcommand a job."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+import omniload
+from omniload.errors import OmniloadError
+from omniload.tools import bench_grouping, bench_pack, doctor, inspect_cmd, preprocess
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="omniload",
+    help="Prepare, look at and measure data for training vision-language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="Measure: side by side in one run, ratios first.",
+)
+
+app.command()(preprocess.preprocess)
+app.command("inspect")(inspect_cmd.inspect_shards)
+app.command()(doctor.doctor)
+bench.command("grouping")(bench_grouping.grouping)
+bench.command("pack")(bench_pack.pack)
+app.add_typer(bench, name="bench")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(omniload.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what is done.")] = False,
+) -> None:
+    """Set up what all subcommands share."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+    )
+
+
+def main() -> None:
+    """Run the command line; errors of ours become one message and exit code 1."""
+    try:
+        app()
+    except OmniloadError as error:
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        console.print(f"[bold red]{type(error).__name__}[/]", end=": ")
+        console.print(str(error), markup=False, highlight=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
