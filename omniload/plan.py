@@ -1,0 +1,51 @@
+"""Groups to steps: which rows each rank trains on, computed by every rank without communication."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from omniload.types import Budget, Groups
+
+__all__ = ["Balance"]
+
+
+class Balance(Protocol):
+    """Rearranges the groups of one step: swaps samples between them, assigns them to ranks.
+
+    A plan calls it lazily, for each step that is asked for, on every rank alike; so it must be a
+    pure function of its arguments. The rows of the step stay the same.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """Name, version and settings; part of the fingerprint of the plan."""
+        ...
+
+    def __call__(
+        self,
+        step: Groups,
+        *,
+        num_tokens: npt.NDArray[np.int32],
+        num_tiles: npt.NDArray[np.int32],
+        budget: Budget,
+        dp_world_size: int,
+        accumulation: int,
+    ) -> Groups:
+        """Rearrange one step.
+
+        Args:
+            step: accumulation * dp_world_size groups of index rows in emission order, slot
+                m * dp_world_size + r for micro-step m and rank r; empty: a filler slot.
+            num_tokens: int32 (len(step.rows),), tokens of each entry of `step.rows`.
+            num_tiles: int32 (len(step.rows),), tiles of each entry of `step.rows`.
+            budget: no group may pass it.
+            dp_world_size: data-parallel ranks.
+            accumulation: micro-steps of the step.
+
+        Returns:
+            As many groups, in slots as above, over the same rows.
+        """
+        ...
