@@ -1,0 +1,35 @@
+"""Shards on disk: Arrow files of samples, the length index, and the manifest that describes them.
+
+shards = open_shards("out/")
+record = shards.read(41733)
+"""
+
+from __future__ import annotations
+
+from omniload.shards.arrow import FinishedShard, ShardWriter
+from omniload.shards.manifest import (
+    SCHEMA_VERSION,
+    Manifest,
+    ShardInfo,
+    read_manifest,
+    settings_fingerprint,
+    write_manifest,
+)
+from omniload.shards.reader import ShardSet, open_shards
+from omniload.shards.write import finish_shards, write_index, write_shards
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "FinishedShard",
+    "Manifest",
+    "ShardInfo",
+    "ShardSet",
+    "ShardWriter",
+    "finish_shards",
+    "open_shards",
+    "read_manifest",
+    "settings_fingerprint",
+    "write_index",
+    "write_manifest",
+    "write_shards",
+]
