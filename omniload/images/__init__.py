@@ -1,0 +1,31 @@
+"""Images: size from the header, decoding to RGB, tiling; the same pure rules for lengths and pixels.
+
+width, height = image_size(data)            # header only, after EXIF orientation
+policy = InternVLTiles(size=448, max_tiles=12)
+policy.num_tiles(width, height)             # what the length index holds
+tiles(data, policy)                         # uint8 (num_tiles, 3, 448, 448)
+"""
+
+from __future__ import annotations
+
+from omniload.images.decode import decode
+from omniload.images.header import MAX_PIXELS, image_size
+from omniload.images.kinds import PilInfo, image_kind, missing_codecs, pil_info
+from omniload.images.resize import resize
+from omniload.images.tiling import InternVLTiles, TilePolicy, cut_tiles, policy_from_settings, tiles
+
+__all__ = [
+    "MAX_PIXELS",
+    "InternVLTiles",
+    "PilInfo",
+    "TilePolicy",
+    "cut_tiles",
+    "decode",
+    "image_kind",
+    "image_size",
+    "missing_codecs",
+    "pil_info",
+    "policy_from_settings",
+    "resize",
+    "tiles",
+]

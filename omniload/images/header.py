@@ -1,0 +1,291 @@
+"""Size and orientation from the header alone: no pixel is decoded.
+
+EXIF orientation is read from the Exif segment of JPEG, the eXIf chunk of PNG, the EXIF chunk of
+WebP, the first directory of TIFF, and as PIL gives it for AVIF. An orientation elsewhere (XMP, text
+chunks) is not applied.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+
+from PIL import Image
+
+from omniload.errors import SampleError
+from omniload.images.kinds import PIL_FORMATS, image_kind, missing_codecs
+
+__all__ = ["MAX_PIXELS", "Header", "check_readable", "image_size", "open_pil", "read_header"]
+
+#: Pixels an image may have; a file of a few kilobytes can claim any number of them.
+MAX_PIXELS = 178_956_970
+
+# frame headers of JPEG: all SOF markers but DHT (C4), JPG (C8) and DAC (CC)
+_SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_TIFF_SIZES = {1: 1, 3: 2, 4: 4, 16: 8}
+_TIFF_FORMATS = {1: "B", 3: "H", 4: "I", 16: "Q"}
+_WIDTH, _HEIGHT, _ORIENTATION = 256, 257, 274
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What the header of an image says.
+
+    Args:
+        kind: as `image_kind` names it.
+        width: columns as stored, before orientation.
+        height: rows as stored.
+        orientation: EXIF orientation, 1 to 8; 1 where there is none or it is invalid.
+        components: colour components of a JPEG; 0 for other kinds.
+    """
+
+    kind: str
+    width: int
+    height: int
+    orientation: int = 1
+    components: int = 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) after orientation."""
+        if self.orientation >= 5:
+            return self.height, self.width
+        return self.width, self.height
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """Read the size of an encoded image from its header.
+
+    Args:
+        data: an encoded image.
+
+    Returns:
+        (width, height) after EXIF orientation, pixels.
+
+    Raises:
+        SampleError: empty, not an image, a damaged header, or more than `MAX_PIXELS` pixels.
+    """
+    return read_header(data).size
+
+
+def read_header(data: bytes) -> Header:
+    """Read kind, size and orientation of an encoded image.
+
+    Args:
+        data: an encoded image.
+
+    Returns:
+        The header; sides at least 1, at most `MAX_PIXELS` pixels.
+
+    Raises:
+        SampleError: empty, not an image, a damaged header, or too many pixels.
+    """
+    kind = image_kind(data)
+    if kind == "unknown":
+        if len(data) == 0:
+            raise SampleError("the image is empty (0 bytes).")
+        raise SampleError(
+            f"not an image of a known kind: expected {', '.join(PIL_FORMATS)}, got {len(data)} "
+            f"bytes that start with {bytes(data[:8])!r}."
+        )
+    try:
+        header = _PARSERS.get(kind, _by_pil)(data, kind)
+    except (struct.error, IndexError, ValueError) as error:
+        raise SampleError(f"damaged {kind} image: its header can't be read ({error}).") from error
+    if header.width < 1 or header.height < 1:
+        raise SampleError(
+            f"damaged {kind} image: sides must be at least 1, got {header.width}x{header.height}."
+        )
+    if header.width * header.height > MAX_PIXELS:
+        raise SampleError(
+            f"{kind} image too large: at most {MAX_PIXELS} pixels, got "
+            f"{header.width}x{header.height}. Resize it before preprocessing."
+        )
+    return header
+
+
+def check_readable(kind: str) -> None:
+    """Raise a SampleError with the remedy if the installed PIL can't read this kind."""
+    if kind == "heic":
+        raise SampleError("HEIC images can't be read: convert them to JPEG or PNG first.")
+    remedy = missing_codecs().get(kind)
+    if remedy is not None:
+        raise SampleError(f"{kind} images can't be read here: {remedy}.")
+
+
+def open_pil(data: bytes, kind: str) -> Image.Image:
+    """Open an image with PIL's reader of this kind, nothing decoded yet.
+
+    `PIL.Image.open` would try other readers, and warn or raise at pixel limits of its own;
+    `read_header` holds ours.
+
+    Raises:
+        SampleError: PIL can't read this kind, or the header is damaged.
+    """
+    check_readable(kind)
+    Image.init()
+    factory = Image.OPEN[PIL_FORMATS[kind]][0]
+    try:
+        return factory(io.BytesIO(data), "")
+    except Exception as error:  # PIL's readers raise whatever the damage leads to
+        raise SampleError(f"damaged {kind} image: {_reason(error)}.") from error
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip().rstrip(".")
+    return text or type(error).__name__
+
+
+def _jpeg(data: bytes, kind: str) -> Header:
+    """Walk the segments up to the frame header; Exif comes before it."""
+    orientation = 1
+    at = 2
+    while True:
+        if data[at] != 0xFF:
+            raise ValueError(f"no marker at byte {at}")
+        while data[at] == 0xFF:  # any number of fill bytes may precede a marker
+            at += 1
+        marker = data[at]
+        at += 1
+        if marker in _SOF:
+            height, width, components = struct.unpack_from(">HHB", data, at + 3)
+            return Header(
+                kind=kind,
+                width=width,
+                height=height,
+                orientation=orientation,
+                components=components,
+            )
+        if marker in (0xD9, 0xDA):
+            raise ValueError("image data before the frame header")
+        if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a segment
+            continue
+        (length,) = struct.unpack_from(">H", data, at)
+        if marker == 0xE1 and data[at + 2 : at + 8] == b"Exif\0\0":
+            orientation = _exif_orientation(bytes(data[at + 8 : at + length]))
+        at += length
+
+
+def _png(data: bytes, kind: str) -> Header:
+    if data[12:16] != b"IHDR":
+        raise ValueError("no IHDR chunk")
+    width, height = struct.unpack_from(">II", data, 16)
+    orientation = 1
+    at = 8
+    while at + 8 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, at)
+        if name == b"eXIf":
+            orientation = _exif_orientation(bytes(data[at + 8 : at + 8 + length]))
+            break
+        at += 12 + length
+    return Header(kind=kind, width=width, height=height, orientation=orientation)
+
+
+def _gif(data: bytes, kind: str) -> Header:
+    width, height = struct.unpack_from("<HH", data, 6)
+    return Header(kind=kind, width=width, height=height)
+
+
+def _bmp(data: bytes, kind: str) -> Header:
+    (header_bytes,) = struct.unpack_from("<I", data, 14)
+    if header_bytes == 12:
+        width, height = struct.unpack_from("<HH", data, 18)
+    else:  # a negative height means rows from top to bottom
+        width, height = struct.unpack_from("<ii", data, 18)
+    return Header(kind=kind, width=width, height=abs(height))
+
+
+def _webp(data: bytes, kind: str) -> Header:
+    name = data[12:16]
+    if name == b"VP8 ":
+        if data[23:26] != b"\x9d\x01\x2a":
+            raise ValueError("no VP8 key frame")
+        width, height = struct.unpack_from("<HH", data, 26)
+        return Header(kind=kind, width=width & 0x3FFF, height=height & 0x3FFF)
+    if name == b"VP8L":
+        if data[20] != 0x2F:
+            raise ValueError("no VP8L signature")
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return Header(kind=kind, width=(bits & 0x3FFF) + 1, height=(bits >> 14 & 0x3FFF) + 1)
+    if name != b"VP8X":
+        raise ValueError(f"first chunk {bytes(name)!r}")
+    width = int.from_bytes(data[24:27], "little") + 1
+    height = int.from_bytes(data[27:30], "little") + 1
+    orientation = 1
+    at = 12
+    while data[20] & 8 and at + 8 <= len(data):  # bit 3 of the flags: there is an EXIF chunk
+        chunk, length = struct.unpack_from("<4sI", data, at)
+        if chunk == b"EXIF":
+            orientation = _exif_orientation(bytes(data[at + 8 : at + 8 + length]))
+            break
+        at += 8 + length + (length & 1)
+    return Header(kind=kind, width=width, height=height, orientation=orientation)
+
+
+def _tiff(data: bytes, kind: str) -> Header:
+    tags = _tiff_tags(data)
+    if _WIDTH not in tags or _HEIGHT not in tags:
+        raise ValueError("no size in the first directory")
+    return Header(
+        kind=kind,
+        width=tags[_WIDTH],
+        height=tags[_HEIGHT],
+        orientation=_valid_orientation(tags.get(_ORIENTATION, 1)),
+    )
+
+
+def _by_pil(data: bytes, kind: str) -> Header:
+    with open_pil(data, kind) as image:
+        width, height = image.size
+        exif = image.info.get("exif", b"")
+    orientation = _exif_orientation(exif.removeprefix(b"Exif\0\0")) if exif else 1
+    return Header(kind=kind, width=width, height=height, orientation=orientation)
+
+
+def _exif_orientation(exif: bytes) -> int:
+    """Orientation in a block of Exif data (a TIFF header and its directory); 1 if damaged."""
+    try:
+        return _valid_orientation(_tiff_tags(exif.removeprefix(b"Exif\0\0")).get(_ORIENTATION, 1))
+    except (struct.error, ValueError):
+        return 1
+
+
+def _valid_orientation(value: int) -> int:
+    return value if 1 <= value <= 8 else 1
+
+
+def _tiff_tags(data: bytes) -> dict[int, int]:
+    """First value of each integer tag of the first directory, classic TIFF or BigTIFF."""
+    order = {b"II": "<", b"MM": ">"}.get(bytes(data[:2]))
+    if order is None:
+        raise ValueError("no byte order")
+    (version,) = struct.unpack_from(f"{order}H", data, 2)
+    if version == 42:
+        offset_format, count_format, offset_at = "I", "H", 4
+    elif version == 43:
+        offset_format, count_format, offset_at = "Q", "Q", 8
+    else:
+        raise ValueError(f"TIFF version {version}")
+    (at,) = struct.unpack_from(order + offset_format, data, offset_at)
+    (count,) = struct.unpack_from(order + count_format, data, at)
+    at += struct.calcsize(order + count_format)
+    inline_bytes = struct.calcsize(offset_format)
+    entry_bytes = 4 + 2 * inline_bytes
+    tags = {}
+    for entry in range(at, at + min(count, 4096) * entry_bytes, entry_bytes):
+        tag, type_ = struct.unpack_from(f"{order}HH", data, entry)
+        if tag in (_WIDTH, _HEIGHT, _ORIENTATION) and _TIFF_SIZES.get(type_, 99) <= inline_bytes:
+            value_at = entry + 4 + inline_bytes
+            (tags[tag],) = struct.unpack_from(order + _TIFF_FORMATS[type_], data, value_at)
+    return tags
+
+
+_PARSERS = {
+    "jpeg": _jpeg,
+    "png": _png,
+    "gif": _gif,
+    "bmp": _bmp,
+    "webp": _webp,
+    "tiff": _tiff,
+}

@@ -1,0 +1,114 @@
+"""Which kind of image some bytes are, and which kinds the installed PIL can read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import PIL
+from PIL import features
+
+__all__ = ["PIL_FORMATS", "PilInfo", "image_kind", "missing_codecs", "pil_info"]
+
+#: kind -> PIL's name of the format; what PIL is allowed to open.
+PIL_FORMATS = {
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "gif": "GIF",
+    "webp": "WEBP",
+    "bmp": "BMP",
+    "tiff": "TIFF",
+    "avif": "AVIF",
+    "jpeg2000": "JPEG2000",
+    "ppm": "PPM",
+}
+
+_AVIF_BRANDS = (b"avif", b"avis")
+_HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis")
+
+# what `PIL.features` calls the library behind a kind; kinds not listed need none
+_FEATURES = {
+    "jpeg": ("jpg", "libjpeg-turbo (Debian: libjpeg62-turbo-dev)"),
+    "png": ("zlib", "zlib (Debian: zlib1g-dev)"),
+    "webp": ("webp", "libwebp (Debian: libwebp-dev)"),
+    "tiff": ("libtiff", "libtiff (Debian: libtiff-dev)"),
+    "avif": ("avif", "libavif (Pillow 11.3 or newer; Pillow-SIMD has none)"),
+    "jpeg2000": ("jpg_2000", "OpenJPEG (Debian: libopenjp2-7-dev)"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PilInfo:
+    """The PIL that Python imports here.
+
+    Args:
+        version: its version, such as "12.1.1" or "9.5.0.post2".
+        simd: whether it is Pillow-SIMD.
+        missing: kinds of image that it can't read.
+    """
+
+    version: str
+    simd: bool
+    missing: tuple[str, ...]
+
+
+def image_kind(data: bytes) -> str:
+    """Name the kind of an encoded image by its first bytes.
+
+    Args:
+        data: an encoded image; 32 bytes are enough.
+
+    Returns:
+        "jpeg", "png", "gif", "webp", "bmp", "tiff", "avif", "heic", "jpeg2000", "ppm" or "unknown".
+    """
+    head = bytes(data[:32])
+    if head.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "webp"
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "tiff"
+    if head[4:8] == b"ftyp":
+        # the major brand, or for "mif1"/"msf1" the compatible ones that follow it
+        brands = (head[8:12], head[16:20], head[20:24], head[24:28], head[28:32])
+        if any(brand in _AVIF_BRANDS for brand in brands):
+            return "avif"
+        if any(brand in _HEIC_BRANDS for brand in brands):
+            return "heic"
+    if head.startswith((b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")):
+        return "jpeg2000"
+    if head.startswith(b"BM") and len(head) >= 18 and head[6:10] == b"\0\0\0\0":
+        return "bmp"
+    if head[:2] in (b"P4", b"P5", b"P6") and head[2:3].isspace():
+        return "ppm"
+    return "unknown"
+
+
+def missing_codecs() -> dict[str, str]:
+    """Say which kinds of image the installed PIL can't read, and what to do.
+
+    Returns:
+        kind -> remedy, empty if nothing is missing.
+    """
+    missing = {}
+    for kind, (feature, library) in _FEATURES.items():
+        # an older PIL doesn't know the name at all and warns about it
+        known = feature in features.get_supported_modules() + features.get_supported_codecs()
+        if not known:
+            missing[kind] = (
+                f"PIL {PIL.__version__} was built without {library}: install that library and "
+                "build PIL again, or install plain Pillow (pip install --force-reinstall pillow)"
+            )
+    return missing
+
+
+def pil_info() -> PilInfo:
+    """Describe the PIL that is imported: version, SIMD or not, missing kinds."""
+    return PilInfo(
+        version=PIL.__version__,
+        simd=".post" in PIL.__version__,
+        missing=tuple(missing_codecs()),
+    )
