@@ -1,0 +1,33 @@
+# ruff: noqa: N999
+"""Types of the C++ extension. Every argument is an object with the buffer protocol, C-contiguous.
+
+All sizes and bounds are checked before memory is touched; a wrong one raises ValueError, a wrong
+type TypeError. The interpreter lock is released around the work.
+"""
+
+from collections.abc import Buffer, Sequence
+
+def pack(
+    input_ids: Sequence[Buffer],
+    labels: Sequence[Buffer],
+    tiles: Sequence[Buffer],
+    out_input_ids: Buffer,
+    out_labels: Buffer,
+    out_position_ids: Buffer,
+    out_cu_seqlens: Buffer,
+    out_tiles: Buffer,
+    /,
+) -> int: ...
+def pack_list(
+    values: Buffer,
+    offsets: Buffer,
+    label_values: Buffer,
+    label_offsets: Buffer,
+    rows: Buffer,
+    out_input_ids: Buffer,
+    out_labels: Buffer,
+    out_position_ids: Buffer,
+    out_cu_seqlens: Buffer,
+    /,
+) -> int: ...
+def image_to_tiles(image: Buffer, columns: int, rows: int, out: Buffer, /) -> None: ...

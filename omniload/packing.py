@@ -1,0 +1,199 @@
+"""Samples to a packed row: laid end to end, no padding, written once.
+
+Two writers give the same bits: the C++ extension, one pass over the tokens without the interpreter
+lock, and NumPy, which needs no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from omniload import _native
+from omniload._layout import BatchSizes, allocate_buffer
+from omniload._rows import (
+    ListColumn,
+    TokenRow,
+    check_lengths,
+    checked_total,
+    num_tokens,
+    plain,
+    slices,
+    write_tokens,
+)
+from omniload.batch import PackedBatch
+from omniload.errors import ConfigError, SampleError
+from omniload.types import Sample
+
+__all__ = ["ListColumn", "TokenRow", "pack", "pack_list"]
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+def pack(
+    samples: Sequence[Sample],
+    *,
+    step: int = 0,
+    micro_step: int = 0,
+    is_last_micro_step: bool = True,
+    num_loss_tokens_step: int | None = None,
+    is_filler: bool = False,
+    dp_world_size: int = 1,
+    accumulation: int = 1,
+    backend: str = "auto",
+) -> PackedBatch:
+    """Pack samples into one row, in the order given.
+
+    Deterministic: the same samples give the same bytes with either backend.
+
+    Args:
+        samples: those of one group; none gives an empty row.
+        step: optimizer step in the epoch.
+        micro_step: place in the accumulation.
+        is_last_micro_step: the optimizer steps after this batch.
+        num_loss_tokens_step: loss tokens of the whole step, over all ranks and micro-steps. None:
+            this batch is the whole step.
+        is_filler: the samples stand in for data that is not there (sample_id -1, no labels).
+        dp_world_size: data-parallel ranks.
+        accumulation: micro-steps of a step.
+        backend: "auto", "native" or "numpy".
+
+    Returns:
+        The batch, in shared memory when called in a worker process of a torch DataLoader.
+
+    Raises:
+        ConfigError: settings that contradict each other or the samples.
+        SampleError: tiles that don't fit together.
+        NativeUnavailableError: backend="native" without the extension.
+    """
+    _check_fillers(samples, is_filler)
+    if num_loss_tokens_step is None and dp_world_size * accumulation != 1:
+        raise ConfigError(
+            "num_loss_tokens_step must be given where a step has more than one batch: got None "
+            f"with dp_world_size={dp_world_size}, accumulation={accumulation}."
+        )
+    native = _native.choose(backend)
+    sizes = _sizes(samples, num_sample_ids=0 if is_filler else len(samples))
+    buffer = allocate_buffer(sizes)
+    arrays = {name: view.numpy() for name, view in sizes.views(buffer).items()}
+    row = TokenRow(**{name: arrays[name] for name in TokenRow.__dataclass_fields__})
+    ids = [plain(sample.input_ids) for sample in samples]
+    labels = [plain(sample.labels) for sample in samples]
+    tiles = [plain(sample.tiles) for sample in samples if sample.num_tiles]
+    if native is None:
+        num_loss_tokens = write_tokens(ids, labels, row)
+        if tiles:
+            np.concatenate(tiles, out=arrays["tiles"])
+    else:
+        num_loss_tokens = native.pack(ids, labels, tiles, *row.arrays(), arrays["tiles"])
+    _write_images(samples, row.cu_seqlens, arrays)
+    if not is_filler:
+        arrays["sample_ids"][:] = [sample.sample_id for sample in samples]
+    if is_filler and num_loss_tokens:
+        raise ConfigError(f"a filler must give no loss, got {num_loss_tokens} loss tokens.")
+    return PackedBatch(
+        buffer=buffer,
+        sizes=sizes,
+        max_seqlen=max(map(len, ids), default=0),
+        step=step,
+        micro_step=micro_step,
+        is_last_micro_step=is_last_micro_step,
+        num_loss_tokens=num_loss_tokens,
+        num_loss_tokens_step=(
+            num_loss_tokens if num_loss_tokens_step is None else int(num_loss_tokens_step)
+        ),
+        is_filler=is_filler,
+        dp_world_size=dp_world_size,
+        accumulation=accumulation,
+    )
+
+
+def pack_list(
+    input_ids: ListColumn,
+    labels: ListColumn,
+    rows: npt.ArrayLike,
+    *,
+    out: TokenRow | None = None,
+    backend: str = "auto",
+) -> tuple[TokenRow, int]:
+    """Pack rows of two Arrow list columns, straight from their buffers.
+
+    Args:
+        input_ids: token ids.
+        labels: labels; its lists are as long as those of `input_ids`.
+        rows: integers (num_samples,), which lists, in this order.
+        out: arrays of exactly the right sizes to write to; None: new ones.
+        backend: "auto", "native" or "numpy".
+
+    Returns:
+        The row, and the number of its loss tokens.
+
+    Raises:
+        ConfigError: rows outside the column, offsets that fall or point outside the values, an
+            empty list, lists of different lengths, or `out` of another size.
+    """
+    native = _native.choose(backend)
+    picked = np.ascontiguousarray(rows, dtype=np.int64)
+    if out is None:
+        out = TokenRow.empty(num_tokens(input_ids, picked), len(picked))
+    if native is None:
+        ids, given = slices(input_ids, picked), slices(labels, picked)
+        check_lengths(ids, given, picked, out)
+        return out, write_tokens(ids, given, out)
+    columns = (input_ids.values, input_ids.offsets, labels.values, labels.offsets)
+    try:
+        return out, native.pack_list(*map(plain, columns), picked, *out.arrays())
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _check_fillers(samples: Sequence[Sample], is_filler: bool) -> None:
+    for sample in samples:
+        if (sample.sample_id < 0) != is_filler:
+            raise ConfigError(
+                "samples of a filler must have sample_id=-1, all others must not: got "
+                f"sample_id={sample.sample_id} with is_filler={is_filler}."
+            )
+
+
+def _sizes(samples: Sequence[Sample], num_sample_ids: int) -> BatchSizes:
+    tile_shape: tuple[int, ...] | None = None
+    for sample in samples:
+        if not sample.num_tiles:
+            continue
+        shape = sample.tiles.shape[2:]
+        if tile_shape is None:
+            tile_shape = shape
+        if shape != tile_shape:
+            raise SampleError(
+                "all tiles of a batch must have one size: expected (height, width) = "
+                f"{tile_shape}, got {shape} (sample_id={sample.sample_id}). One transform with "
+                "one tile size must make all samples."
+            )
+    height, width = tile_shape or (0, 0)
+    return BatchSizes(
+        num_tokens=checked_total(sample.num_tokens for sample in samples),
+        num_samples=len(samples),
+        num_sample_ids=num_sample_ids,
+        num_images=sum(len(sample.image_num_tiles) for sample in samples),
+        num_tiles=sum(sample.num_tiles for sample in samples),
+        tile_height=height,
+        tile_width=width,
+    )
+
+
+def _write_images(
+    samples: Sequence[Sample], starts: Int32Array, arrays: dict[str, npt.NDArray[Any]]
+) -> None:
+    first = 0
+    for start, sample in zip(starts.tolist()[:-1], samples, strict=True):
+        end = first + len(sample.image_num_tiles)
+        if end > first:
+            for name in ("image_num_tiles", "image_sizes", "image_grids"):
+                arrays[name][first:end] = getattr(sample, name)
+            np.add(sample.image_spans, start, out=arrays["image_spans"][first:end])
+        first = end
