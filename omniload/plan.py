@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from omniload.errors import ConfigError
+from omniload.grouping import DEFAULT_GROUPING
+from omniload.index import LengthIndex
+from omniload.plan_order import EpochOrder, OrderSettings
+from omniload.plan_stream import GroupStream, read_position
 from omniload.types import Budget, Groups
 
-__all__ = ["Balance"]
+__all__ = ["Balance", "StepPlan", "make_plan"]
 
 
 class Balance(Protocol):
@@ -49,3 +57,262 @@ class Balance(Protocol):
             As many groups, in slots as above, over the same rows.
         """
         ...
+
+
+def make_plan(
+    index: LengthIndex,
+    *,
+    budget: Budget,
+    dp_world_size: int = 1,
+    accumulation: int = 1,
+    grouping: str = DEFAULT_GROUPING,
+    seed: int = 0,
+    epoch: int = 0,
+    start: Mapping[str, Any] | None = None,
+    shuffle: bool = True,
+    oversize: str = "error",
+    window_rows: int | None = None,
+    balance: Balance | None = None,
+) -> StepPlan:
+    """Plan an epoch: which rows each rank trains on, micro-step by micro-step.
+
+    Every row is fed once, and every rank has the same number of steps. A pure function of the
+    arguments: all ranks that call it alike have the same plan, without communication.
+
+    Args:
+        index: lengths of all rows.
+        budget: upper bounds of a group, that is, of what one rank has in one micro-step.
+        dp_world_size: data-parallel ranks.
+        accumulation: micro-steps of an optimizer step.
+        grouping: a name in `omniload.grouping.GROUPINGS`.
+        seed: any integer.
+        epoch: at least 0; every epoch has other groups.
+        start: a `StepPlan.position` of the same epoch to go on from; steps count from 0 again. With
+            another `dp_world_size` or `accumulation` it has to lie between two steps.
+        shuffle: False: next fit in index order, whatever the grouping.
+        oversize: rows that don't fit the budget even alone: "error", or "drop" to leave them out,
+            list them in `dropped` and log a warning.
+        window_rows: rows that are planned together, contiguous and in a seeded order; memory grows
+            with this and not with the data. None: all rows, or 4 million at most.
+        balance: rearranges each step when it is asked for; None: emission order.
+
+    Returns:
+        The plan; windows are planned when steps are asked for.
+
+    Raises:
+        ConfigError: a bad setting, or rows over the budget.
+        StateError: `start` is no position of this epoch.
+    """
+    if not isinstance(index, LengthIndex):
+        raise ConfigError(
+            "make_plan needs a LengthIndex: expected LengthIndex.from_arrays(num_tokens=, "
+            f"num_tiles=), got {type(index).__name__}."
+        )
+    sizes = []
+    for name, size in (("dp_world_size", dp_world_size), ("accumulation", accumulation)):
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise ConfigError(f"{name} must be an integer of at least 1, got {size!r}.")
+        sizes.append(int(size))
+    settings = OrderSettings(
+        budget=budget,
+        grouping=grouping,
+        seed=seed,
+        epoch=epoch,
+        shuffle=shuffle,
+        oversize=oversize,
+        window_rows=window_rows,
+    )
+    order = EpochOrder(index, settings)
+    window, groups, micro_step = read_position(start, order, sizes[0], sizes[1])
+    return StepPlan(
+        order=order,
+        dp_world_size=sizes[0],
+        accumulation=sizes[1],
+        first=(window, groups),
+        first_micro_step=micro_step,
+        balance=balance,
+    )
+
+
+class StepPlan:
+    """Which rows each rank trains on, for the rest of one epoch; made by `make_plan`.
+
+    Step s holds the groups [s * N * A, (s + 1) * N * A) of the emission order, N ranks and A
+    micro-steps: micro-step m of rank r gets the group s * N * A + m * N + r, unless a `balance`
+    rearranges the step. Only the last step may have filler slots, and no rank has more than one
+    filler more than another.
+
+    Attributes:
+        dp_world_size: data-parallel ranks N.
+        accumulation: micro-steps of a step A.
+        first_micro_step: where step 0 goes on; above 0 only when `start` lay inside a step.
+        dropped: int64 (n,), rising, rows over the budget that `oversize="drop"` left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        order: EpochOrder,
+        dp_world_size: int,
+        accumulation: int,
+        first: tuple[int, int],
+        first_micro_step: int,
+        balance: Balance | None,
+    ) -> None:
+        self.dp_world_size = dp_world_size
+        self.accumulation = accumulation
+        self.first_micro_step = first_micro_step
+        self.dropped = order.oversize
+        self._order = order
+        self._stream = GroupStream(order, first)
+        self._balance = balance
+        self._recent: tuple[int, Groups] | None = None
+
+    @property
+    def order_fingerprint(self) -> str:
+        """32 hexadecimal digits over index, settings, seed and epoch.
+
+        The same on every number of ranks: a saved position fits wherever it is the same.
+        """
+        return self._order.fingerprint
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits over all that decides this plan; plans no window.
+
+        For a comparison of the ranks at the start.
+        """
+        facts = [
+            self.order_fingerprint,
+            self.dp_world_size,
+            self.accumulation,
+            *self._stream.first,
+            self.first_micro_step,
+            None if self._balance is None else self._balance.fingerprint,
+        ]
+        return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of this plan, the same on every rank.
+
+        Cost: plans every window that hasn't been planned yet, about a second for a million rows,
+        and only counts are kept. With many windows, `has_step` is enough to loop.
+        """
+        return -(-self._stream.known() // self._slots)
+
+    @property
+    def _slots(self) -> int:
+        return self.dp_world_size * self.accumulation
+
+    def has_step(self, step: int) -> bool:
+        """Say if there is such a step, planning no more windows than that needs."""
+        return step >= 0 and self._stream.known(step * self._slots + 1) > step * self._slots
+
+    def micro_batch(self, step: int, micro_step: int, dp_rank: int) -> npt.NDArray[np.int64]:
+        """Look up what a rank trains on.
+
+        Args:
+            step: at least 0, below `num_steps`.
+            micro_step: at least 0, below `accumulation`.
+            dp_rank: at least 0, below `dp_world_size`.
+
+        Returns:
+            int64 (num_samples,), rows of the index; empty: a filler slot.
+
+        Raises:
+            ConfigError: there is no such step, micro-step or rank.
+        """
+        for name, value, size in (
+            ("micro_step", micro_step, self.accumulation),
+            ("dp_rank", dp_rank, self.dp_world_size),
+        ):
+            if not 0 <= value < size:
+                raise ConfigError(f"{name} must be at least 0 and below {size}, got {value}.")
+        return self.step_groups(step)[micro_step * self.dp_world_size + dp_rank]
+
+    def step_groups(self, step: int) -> Groups:
+        """Look up a whole step.
+
+        Returns:
+            accumulation * dp_world_size groups, that of micro-step m and rank r at m *
+            dp_world_size + r; empty: a filler slot.
+
+        Raises:
+            ConfigError: there is no such step.
+        """
+        if self._recent is None or self._recent[0] != step:
+            groups = self._emitted(step)
+            if self._balance is not None:
+                groups = self._balanced(groups)
+            self._recent = (step, groups)
+        return self._recent[1]
+
+    def num_loss_tokens(self, step: int) -> int:
+        """Count the tokens that give loss in a step, over all ranks and micro-steps.
+
+        Raises:
+            ConfigError: there is no such step.
+        """
+        rows = self.step_groups(step).rows
+        return int(self._order.index.num_loss_tokens[rows].sum(dtype=np.int64))
+
+    def position(self, step: int, micro_step: int = 0) -> dict[str, int]:
+        """Say how far the epoch is consumed before a micro-step, for `make_plan(start=)`.
+
+        Args:
+            step: at least 0, at most `num_steps`.
+            micro_step: at least 0, at most `accumulation`.
+
+        Returns:
+            `window`, and `groups` consumed in it in emission order. Inside a step also
+            `micro_step`, `dp_world_size` and `accumulation`, and both count from the window in
+            which the step begins. Plain JSON.
+
+        Raises:
+            ConfigError: there is no such step or micro-step.
+        """
+        if not 0 <= micro_step <= self.accumulation:
+            raise ConfigError(
+                f"micro_step must be between 0 and {self.accumulation}, got {micro_step}."
+            )
+        if micro_step == self.accumulation:
+            step, micro_step = step + 1, 0
+        last = step if micro_step else step - 1
+        if step < 0 or (last >= 0 and not self.has_step(last)):
+            raise ConfigError(f"step must be between 0 and {self.num_steps}, got {step}.")
+        window, groups = self._stream.locate(step * self._slots)
+        position = {"window": window, "groups": groups + micro_step * self.dp_world_size}
+        if micro_step:
+            position["micro_step"] = micro_step
+            position["dp_world_size"] = self.dp_world_size
+            position["accumulation"] = self.accumulation
+        return position
+
+    def _emitted(self, step: int) -> Groups:
+        if not self.has_step(step):
+            raise ConfigError(f"step must be at least 0 and below {self.num_steps}, got {step}.")
+        groups = self._stream.take(step * self._slots, (step + 1) * self._slots)
+        fillers = np.full(self._slots - len(groups), len(groups.rows), np.int64)
+        return Groups(rows=groups.rows, offsets=np.concatenate([groups.offsets, fillers]))
+
+    def _balanced(self, groups: Groups) -> Groups:
+        assert self._balance is not None
+        index = self._order.index
+        balanced = self._balance(
+            groups,
+            num_tokens=index.num_tokens[groups.rows],
+            num_tiles=index.num_tiles[groups.rows],
+            budget=self._order.settings.budget,
+            dp_world_size=self.dp_world_size,
+            accumulation=self.accumulation,
+        )
+        same = len(balanced) == len(groups) and np.array_equal(
+            np.sort(balanced.rows), np.sort(groups.rows)
+        )
+        if not same:
+            raise ConfigError(
+                f"balance {self._balance.fingerprint} must keep the rows of a step and its "
+                f"{len(groups)} groups, got {len(balanced.rows)} rows in {len(balanced)} groups."
+            )
+        return balanced

@@ -14,7 +14,9 @@ PACKAGE = ROOT / "omniload"
 BOTTOM = {"errors", "types", "index", "world", "rng", "costs", "metrics", "_checkout", "_jit"}
 ALLOWED = {
     "grouping": {"_native"},
-    "plan": {"grouping", "_native"},
+    "plan": {"grouping", "plan_order", "plan_stream", "_native"},
+    "plan_stream": {"plan_order"},
+    "plan_order": {"grouping"},
     "shards": {"cache"},
     "images": {"_native"},
     "transforms": {"images", "_native"},

@@ -6,7 +6,7 @@ A grouping is called as
 
 with int32 columns over local rows 0 .. n-1; all its randomness comes from `key` by `omniload.rng`.
 Every row is in exactly one group, no group passes the budget, and the groups come in the order in
-which they are fed. The caller sees to it that each row alone fits the budget.
+which they are fed. A row that doesn't fit the budget alone has to be kept out before.
 
 `GROUPINGS` knows them by name; importing this package doesn't import Numba.
 """
@@ -61,7 +61,12 @@ class Grouping:
 
         Returns:
             Groups of the rows 0 .. n-1, none empty, in the order in which they are fed.
+
+        Raises:
+            ConfigError: a row over the budget, which no group could hold.
         """
+        _check_rows_fit("tokens", num_tokens, budget.tokens)
+        _check_rows_fit("tiles", num_tiles, budget.tiles)
         module, _, function = self.home.partition(":")
         groups: Groups = getattr(importlib.import_module(module), function)(
             num_tokens, num_tiles, budget=budget, key=key
@@ -69,6 +74,7 @@ class Grouping:
         return groups
 
 
+#: name -> grouping, in the order in which tables show them
 GROUPINGS: dict[str, Grouping] = {
     entry.name: entry
     for entry in (
@@ -90,3 +96,13 @@ def get_grouping(name: str) -> Grouping:
     if not isinstance(name, str) or name not in GROUPINGS:
         raise ConfigError(f"grouping must be one of {', '.join(GROUPINGS)}, got {name!r}.")
     return GROUPINGS[name]
+
+
+def _check_rows_fit(name: str, column: npt.NDArray[np.int32], cap: int | None) -> None:
+    if cap is None or len(column) == 0 or column.max() <= cap:
+        return
+    row = int(column.argmax())
+    raise ConfigError(
+        f"every row must fit the budget: expected at most {cap} {name}, got {int(column[row])} "
+        f"(row {row}). Raise Budget.{name} or leave such rows out."
+    )
