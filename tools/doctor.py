@@ -115,12 +115,12 @@ def _native() -> Finding:
 def _numba_cache() -> Finding:
     from omniload import _jit
 
-    folder = _jit.cache_folder()
+    folder, reason = _jit.cache_folder()
     if folder is None:
         return Finding(
             part="compiled code cache",
             state="note",
-            found="no private folder can be written: Numba compiles anew in each process",
+            found=f"{reason}: Numba compiles anew in each process",
             remedy="set NUMBA_CACHE_DIR to a folder that only you can write",
         )
     return Finding(part="compiled code cache", state="ok", found=str(folder))
