@@ -1,4 +1,4 @@
-"""Images: size from the header, decoding to RGB, tiling; the same pure rules for lengths and pixels.
+"""Images: size from the header, decoding to RGB, tiling; one rule for lengths and for pixels.
 
 width, height = image_size(data)            # header only, after EXIF orientation
 policy = InternVLTiles(size=448, max_tiles=12)

@@ -4,7 +4,7 @@
 |---|---|
 | JPEG, grey or colour | libjpeg-turbo, accurate DCT and upsampling; grey is copied to R, G, B |
 | JPEG with an error that can be recovered from (stray bytes between segments) | as PIL reads it |
-| JPEG in CMYK or YCCK | PIL's plain conversion (255 - ink) * (255 - black) / 255; no colour profile |
+| JPEG in CMYK or YCCK | PIL's plain conversion, (255 - ink) * (255 - black) / 255 |
 | 1-bit | 0 and 255 |
 | greyscale, 8-bit | copied to R, G, B |
 | greyscale, 16-bit | the high byte (value >> 8) |

@@ -1,0 +1,224 @@
+"""Chat templates in jinja, rendered in jinja2's immutable sandbox only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from omniload.errors import ConfigError, SampleError
+from omniload.transforms.pieces import IMAGE_MARK, ImageStrings, Piece, TurnLoss, split_text
+from omniload.types import Message
+
+__all__ = ["JinjaTemplate"]
+
+# three characters of Unicode's private use area stand in rendered text for an image and for the
+# edges of text that must not be read as a control token; others are taken if the text has these
+_PRIVATE = range(0xE000, 0xF900)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JinjaTemplate:
+    """A chat template in jinja, as Hugging Face tokenizers carry them.
+
+    Where a turn starts and ends is found by rendering the conversation up to it; so the rendering
+    of the first n messages must be the start of the rendering of all. Content is passed as text;
+    each image mark in it comes out as an image at the same place.
+
+    Args:
+        name: name, for messages and settings.
+        source: the template.
+        image: how an image stands in the token sequence.
+        pad_token: padding token, where the tokenizer names none.
+        bos_token: what the template sees as `bos_token`.
+        eos_token: what the template sees as `eos_token`.
+
+    Raises:
+        ConfigError: the template can't be parsed.
+    """
+
+    name: str
+    source: str
+    image: ImageStrings
+    pad_token: str
+    bos_token: str = ""
+    eos_token: str = ""
+
+    def __post_init__(self) -> None:
+        _ = self._compiled
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The begin and end tokens; the others are the tokenizer's own."""
+        return tuple(token for token in (self.bos_token, self.eos_token) if token)
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits of everything that decides its output."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        try:
+            return environment.from_string(self.source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"template {self.name!r} is not valid jinja: {error}.") from error
+
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        losses: Sequence[TurnLoss],
+        controls: re.Pattern[str],
+    ) -> list[Piece]:
+        """Render a conversation.
+
+        Args:
+            messages: the conversation, at least one message.
+            losses: what gives loss, one a message.
+            controls: matches every control token of the tokenizer.
+
+        Returns:
+            Its pieces, in order.
+
+        Raises:
+            SampleError: the template fails or refuses the conversation, does what the sandbox
+                forbids, or renders a start of the conversation to something else.
+        """
+        guard = _Guard([message.content for message in messages], controls)
+        turns = [
+            {"role": message.role, "content": guard.close(message.content)} for message in messages
+        ]
+        whole = self._render(turns)
+        pieces: list[Piece] = []
+        for text, loss, fresh in self._regions(turns, losses, whole, controls):
+            for index, part in enumerate(text.split(guard.image)):
+                if index:
+                    pieces.append(Piece("image", "", False))
+                parts = split_text(part, controls, loss=loss, fresh=fresh and index == 0)
+                pieces += (piece._replace(text=guard.open(piece.text)) for piece in parts)
+        return pieces
+
+    def _regions(
+        self,
+        turns: list[dict[str, str]],
+        losses: Sequence[TurnLoss],
+        whole: str,
+        controls: re.Pattern[str],
+    ) -> list[tuple[str, bool, bool]]:
+        """Cut the rendered text where loss starts and ends: (text, loss, tokenise apart)."""
+        base = any(loss.frame for loss in losses)
+        cuts: list[tuple[int, int, bool]] = []
+        for index, (turn, loss) in enumerate(zip(turns, losses, strict=True)):
+            answer = turn["role"] == "assistant"
+            if loss == (base, base) and not answer:
+                continue
+            end = self._length(turns[: index + 1], whole)
+            if answer:
+                start = self._length(turns[:index], whole, add_generation_prompt=True)
+            else:
+                start = self._length(turns[:index], whole) if index else 0
+            if loss.frame != base and index:
+                cuts.append((self._length(turns[:index], whole), start, loss.frame))
+            stop = _end_of_turn(whole, start, end, controls)
+            cuts += [(start, stop, loss.content), (stop, end, loss.frame)]
+        regions = []
+        at = 0
+        for start, end, gives_loss in cuts:
+            regions += [(whole[at:start], base, at > 0), (whole[start:end], gives_loss, True)]
+            at = end
+        regions.append((whole[at:], base, at > 0))
+        return [region for region in regions if region[0]]
+
+    def _length(
+        self, turns: list[dict[str, str]], whole: str, *, add_generation_prompt: bool = False
+    ) -> int:
+        start = self._render(turns, add_generation_prompt=add_generation_prompt)
+        if not whole.startswith(start):
+            raise SampleError(
+                f"template {self.name!r} renders the first {len(turns)} messages to something that "
+                "is not the start of the whole conversation, so it is unknown which tokens are the "
+                "assistant's. Use a template as data (JSON) instead."
+            )
+        return len(start)
+
+    def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
+        try:
+            return self._compiled.render(
+                messages=turns,
+                add_generation_prompt=add_generation_prompt,
+                bos_token=self.bos_token,
+                eos_token=self.eos_token,
+            )
+        except jinja2.exceptions.SecurityError as error:
+            raise SampleError(
+                f"template {self.name!r} does what the sandbox forbids: {error}"
+            ) from error
+        except Exception as error:  # a template can fail in any way that Python can
+            raise SampleError(
+                f"template {self.name!r} fails on this conversation: {error}"
+            ) from error
+
+
+class _Guard:
+    """Hides image marks and control tokens of the data from the template and from the splitter."""
+
+    def __init__(self, contents: Sequence[str], controls: re.Pattern[str]) -> None:
+        used = set("".join(contents))
+        free = (chr(code) for code in _PRIVATE if chr(code) not in used)
+        try:
+            self.image, self._left, self._right = next(free), next(free), next(free)
+        except StopIteration:
+            raise SampleError("the text uses all of Unicode's private characters.") from None
+        self._controls = controls
+        self._hidden: list[str] = []
+
+    def close(self, text: str) -> str:
+        """Replace image marks and control tokens by private characters."""
+        return IMAGE_MARK_PATTERN.sub(self.image, self._hide(text))
+
+    def open(self, text: str) -> str:
+        """Put hidden control tokens back, as plain text."""
+        for index, hidden in enumerate(self._hidden):
+            text = text.replace(f"{self._left}{index}{self._right}", hidden)
+        return text
+
+    def _hide(self, text: str) -> str:
+        parts = text.split(IMAGE_MARK)
+        return IMAGE_MARK.join(self._controls.sub(self._remember, part) for part in parts)
+
+    def _remember(self, match: re.Match[str]) -> str:
+        self._hidden.append(match.group())
+        return f"{self._left}{len(self._hidden) - 1}{self._right}"
+
+
+IMAGE_MARK_PATTERN = re.compile(re.escape(IMAGE_MARK))
+
+
+def _end_of_turn(whole: str, start: int, end: int, controls: re.Pattern[str]) -> int:
+    """Where a turn's loss ends: after its last control token if only white space follows that."""
+    stop = max((match.end() for match in controls.finditer(whole, start, end)), default=end)
+    return end if whole[stop:end].strip() else stop
+
+
+def _tojson(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
