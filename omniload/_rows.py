@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -122,17 +121,17 @@ def write_tokens(
     input_ids: Sequence[Int32Array], labels: Sequence[Int32Array], out: TokenRow
 ) -> int:
     """Write the token arrays with NumPy; return the number of loss tokens."""
-    ends = list(accumulate(map(len, input_ids)))
-    positions = np.arange(max(map(len, input_ids), default=0))
-    start = 0
-    for ids, given, end in zip(input_ids, labels, ends, strict=True):
-        out.input_ids[start:end] = ids
-        out.labels[start:end] = given
-        out.labels[start] = IGNORE_INDEX
-        out.position_ids[start:end] = positions[: end - start]
-        start = end
     out.cu_seqlens[0] = 0
-    out.cu_seqlens[1:] = ends
+    if not input_ids:
+        return 0
+    lengths = list(map(len, input_ids))
+    np.cumsum(lengths, out=out.cu_seqlens[1:])
+    np.concatenate(input_ids, out=out.input_ids)
+    np.concatenate(labels, out=out.labels)
+    out.labels[out.cu_seqlens[:-1]] = IGNORE_INDEX
+    positions = np.arange(max(lengths))
+    for start, length in zip(out.cu_seqlens.tolist(), lengths, strict=False):
+        out.position_ids[start : start + length] = positions[:length]
     return int(np.count_nonzero(out.labels != IGNORE_INDEX))
 
 
@@ -154,29 +153,31 @@ def _check_rows(column: ListColumn, rows: Int64Array) -> None:
 def slices(column: ListColumn, rows: Int64Array) -> list[Int32Array]:
     """Return the lists at `rows`, each checked to lie in the values and not to be empty."""
     _check_rows(column, rows)
-    starts, ends = column.offsets[rows].tolist(), column.offsets[rows + 1].tolist()
-    lists = []
-    for row, start, end in zip(rows.tolist(), starts, ends, strict=True):
-        if not 0 <= start < end <= len(column.values):
-            raise ConfigError(
-                f"a list must lie in the {len(column.values)} values and not be empty, got "
-                f"[{start}, {end}) (row {row})."
-            )
-        lists.append(column.values[start:end])
-    return lists
+    starts, ends = column.offsets[rows], column.offsets[rows + 1]
+    damaged = (starts < 0) | (ends <= starts) | (ends > len(column.values))
+    if damaged.any():
+        first = int(damaged.argmax())
+        raise ConfigError(
+            f"a list must lie in the {len(column.values)} values and not be empty, got "
+            f"[{starts[first]}, {ends[first]}) (row {rows[first]})."
+        )
+    pairs = zip(starts.tolist(), ends.tolist(), strict=True)
+    return [column.values[start:end] for start, end in pairs]
 
 
 def check_lengths(
     input_ids: list[Int32Array], labels: list[Int32Array], rows: Int64Array, out: TokenRow
 ) -> None:
     """Check that labels go with the tokens, and that `out` has the room of the row."""
-    for row, ids, given in zip(rows.tolist(), input_ids, labels, strict=True):
-        if len(ids) != len(given):
-            raise ConfigError(
-                f"labels must be as long as input_ids: expected {len(ids)}, got {len(given)} "
-                f"(row {row})."
-            )
-    want, got = sum(map(len, input_ids)), len(out.input_ids)
+    want_lengths, got_lengths = list(map(len, input_ids)), list(map(len, labels))
+    if want_lengths != got_lengths:
+        pairs = zip(want_lengths, got_lengths, strict=True)
+        first = next(i for i, (want, got) in enumerate(pairs) if want != got)
+        raise ConfigError(
+            f"labels must be as long as input_ids: expected {want_lengths[first]}, got "
+            f"{got_lengths[first]} (row {rows[first]})."
+        )
+    want, got = sum(want_lengths), len(out.input_ids)
     if want != got or len(out.cu_seqlens) != len(rows) + 1:
         raise ConfigError(
             f"out must be as large as the row: expected {want} tokens of {len(rows)} samples, got "
