@@ -1,0 +1,118 @@
+"""Image values of a record to image files in memory, inside a root folder only."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from omniload.tools.sources.base import RefusedError
+
+__all__ = ["MAX_IMAGE_BYTES", "ImageLoader"]
+
+#: A larger file is not an image that anyone trains on.
+MAX_IMAGE_BYTES = 256 << 20
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageLoader:
+    """Reads what a record names as its image.
+
+    Args:
+        allow_outside_root: read paths that leave the image root too.
+    """
+
+    allow_outside_root: bool = False
+
+    def load(self, value: Any, root: str) -> bytes:
+        """Read one image value.
+
+        Args:
+            value: a path, a `data:` URI, bytes, or a dict with `bytes` and `path`.
+            root: folder that a path is relative to, absolute.
+
+        Returns:
+            The encoded image file.
+
+        Raises:
+            RefusedError: a URL, a path outside the root, a file that is missing, not regular,
+                empty or too large.
+        """
+        if isinstance(value, dict):
+            if value.get("bytes"):
+                value = value["bytes"]
+            else:
+                value = value.get("path") or value.get("url")
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return _bounded(bytes(value), "an image given as bytes")
+        if not isinstance(value, str) or not value:
+            raise RefusedError(
+                "not an image value",
+                f"an image must be a path, a data: URI or bytes, got {type(value).__name__}",
+            )
+        if value[:5].lower() == "data:":
+            return _bounded(_data_uri(value), "the data: URI")
+        if _URL.match(value):
+            raise RefusedError(
+                "image is a URL",
+                f"an image must be a local file, got the URL {value!r:.200}. Download the images "
+                "first and name their paths",
+            )
+        return self._read(value, root)
+
+    def _read(self, value: str, root: str) -> bytes:
+        if "\0" in value:
+            raise RefusedError(
+                "not an image value", f"a path must not hold a zero byte: {value!r:.200}"
+            )
+        path = os.path.join(root, value)  # noqa: PTH118 - must keep what the data says, unnormalised
+        resolved = os.path.realpath(path)
+        if not self.allow_outside_root:
+            inside = os.path.realpath(root)
+            if os.path.commonpath([inside, resolved]) != inside:
+                raise RefusedError(
+                    "outside the image root",
+                    f"the image path {value!r:.200} leads outside its root. Set --image-root to a "
+                    "folder above it, or trust the data with --allow-outside-root",
+                )
+        try:
+            # not blocking: a named pipe would wait for a writer for ever
+            descriptor = os.open(resolved, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError as error:
+            category = (
+                "image is missing" if isinstance(error, FileNotFoundError) else "image unread"
+            )
+            raise RefusedError(
+                category, f"the image {value!r:.200} can't be read: {error.strerror}"
+            ) from None
+        with os.fdopen(descriptor, "rb") as file:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode):
+                raise RefusedError(
+                    "image unread", f"the image {value!r:.200} is not a regular file"
+                )
+            return _bounded(file.read(MAX_IMAGE_BYTES + 1), f"the image {value!r:.200}")
+
+
+def _bounded(data: bytes, what: str) -> bytes:
+    if not data:
+        raise RefusedError("damaged image", f"{what} is empty")
+    if len(data) > MAX_IMAGE_BYTES:
+        raise RefusedError("damaged image", f"{what} has more than {MAX_IMAGE_BYTES >> 20} MiB")
+    return data
+
+
+def _data_uri(value: str) -> bytes:
+    head, comma, body = value.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise RefusedError("damaged image", f"a data: URI must be base64, got {head!r:.60}")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RefusedError("damaged image", f"a data: URI must be base64: {error}") from None
