@@ -85,7 +85,7 @@ def make_plan(
         dp_world_size: data-parallel ranks.
         accumulation: micro-steps of an optimizer step.
         grouping: a name in `omniload.grouping.GROUPINGS`.
-        seed: any integer.
+        seed: any integer; its low 64 bits count.
         epoch: at least 0; every epoch has other groups.
         start: a `StepPlan.position` of the same epoch to go on from; steps count from 0 again. With
             another `dp_world_size` or `accumulation` it has to lie between two steps.

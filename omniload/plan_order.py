@@ -37,7 +37,7 @@ class OrderSettings:
     Args:
         budget: upper bounds of a group.
         grouping: a name in `omniload.grouping.GROUPINGS`; not used with `shuffle=False`.
-        seed: any integer.
+        seed: any integer; its low 64 bits count.
         epoch: at least 0.
         shuffle: False: next fit in index order.
         oversize: rows over the budget: "error", or "drop" to leave them out.
