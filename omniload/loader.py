@@ -1,0 +1,337 @@
+"""The data loader: this rank's part of the plan, read by workers, with a state that resumes it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from omniload.batch import PackedBatch
+from omniload.errors import ConfigError, StateError
+from omniload.grouping import DEFAULT_GROUPING
+from omniload.index import LengthIndex
+from omniload.loader_checks import choose_transform, compare_over_ranks, data_fingerprint
+from omniload.loader_iterator import BatchIterator
+from omniload.loader_settings import LoaderSettings, WorkerOptions, check_count, open_source
+from omniload.loader_state import LoaderState, Place
+from omniload.loader_worker import PackDataset, TaskSampler, Walk, make_torch_loader
+from omniload.plan import StepPlan
+from omniload.rng import derive
+from omniload.shards import Manifest, ShardSet
+from omniload.transforms import Transform
+from omniload.types import Budget
+from omniload.world import World
+
+__all__ = ["DataLoader"]
+
+_log = logging.getLogger(__name__)
+
+
+class DataLoader:
+    """Packed, balanced batches of image-text samples for one data-parallel rank.
+
+    Every rank computes the same plan by itself. All ranks get the same number of micro-batches, and
+    each row of the data set comes exactly once an epoch. Slots at the end of an epoch for which no
+    rows are left are fillers: runnable batches that give no loss.
+
+    `iter()` starts at a loaded state until a batch has been taken from it; otherwise at the
+    beginning of the current epoch, also when that epoch was left halfway. The epoch advances when
+    it is exhausted. Only the newest iterator lives: `next()` on an older one raises StateError.
+    After an error in a batch the iterator is closed, and the state still stands before that batch.
+
+    A transform must draw from the generator it is given. Then its result depends on (seed, epoch,
+    row) only, and not on the number of workers.
+
+    Args:
+        source: folder that `omniload preprocess` wrote, or an opened `ShardSet`.
+        budget: upper bounds of one micro-batch on one rank.
+        num_workers: worker processes; 0: the work is done in this process, for debugging, and
+            prefetch_factor, persistent_workers, timeout and multiprocessing_context have no effect.
+        seed: seeds order and transform; 0 to 2**63 - 1.
+        world: who this process is; None: `World.from_env()`.
+        accumulation: micro-batches of one optimizer step on one rank.
+        grouping: name of the way in which rows are grouped; see `omniload.grouping.GROUPINGS`.
+        shuffle: False: rows in index order, each group the next rows that fit.
+        tail: "filler": all ranks get the same number of batches. "empty": no fillers, so a rank may
+            get fewer batches than others and the loop must hold no collective; for evaluation.
+        oversize: a sample over budget is an "error", or left out ("drop"; see `dropped`).
+        transform: from stored record to sample; None: the one that the shards were made for.
+        pin_memory: copy batches to page-locked memory, which makes `.to(device)` asynchronous.
+        prefetch_factor: batches that each worker prepares ahead.
+        persistent_workers: keep workers from one epoch to the next.
+        timeout: seconds to wait for a batch before RuntimeError; 0: no limit.
+        multiprocessing_context: "fork", "spawn", "forkserver", a context, or None for the default.
+        window_rows: rows that are planned together; None: the planner's default.
+
+    Raises:
+        ConfigError: an argument is wrong, or doesn't fit the data; a sample over budget.
+        ShardError: the shards are missing or damaged.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | ShardSet,
+        *,
+        budget: Budget,
+        num_workers: int = 0,
+        seed: int = 0,
+        world: World | None = None,
+        accumulation: int = 1,
+        grouping: str = DEFAULT_GROUPING,
+        shuffle: bool = True,
+        tail: str = "filler",
+        oversize: str = "error",
+        transform: Transform | None = None,
+        pin_memory: bool = False,
+        prefetch_factor: int = 2,
+        persistent_workers: bool = False,
+        timeout: float = 0,
+        multiprocessing_context: str | BaseContext | None = None,
+        window_rows: int | None = None,
+    ) -> None:
+        self._settings = LoaderSettings(
+            budget=budget,
+            world=World.from_env() if world is None else world,
+            seed=seed,
+            accumulation=accumulation,
+            grouping=grouping,
+            shuffle=shuffle,
+            tail=tail,
+            oversize=oversize,
+            window_rows=window_rows,
+        )
+        self._options = WorkerOptions(
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            timeout=timeout,
+            multiprocessing_context=multiprocessing_context,
+        )
+        self._shards = open_source(source)
+        self._data = data_fingerprint(self._shards.manifest)
+        self._transform = choose_transform(self._shards, transform)
+        self._place = Place()
+        self._taken = False  # whether a batch was handed out since the place was set
+        self._compared = False
+        self._plan = self._make_plan(self._place)
+        if not self._plan.has_step(0):
+            raise ConfigError(
+                "the data set must have at least one sample within the budget, got none in "
+                f"{len(self._shards)} rows."
+            )
+        self._live: weakref.ref[BatchIterator] | None = None
+        self._dataset = PackDataset(self._shards, self._transform, settings=self._settings)
+        self._sampler = TaskSampler()
+        self._generator = torch.Generator()
+        self._torch: TorchDataLoader[PackedBatch] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running, or that `iter()` would start."""
+        return self._place.epoch
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plan of this epoch, or of its rest where a state was loaded."""
+        return self._plan
+
+    @property
+    def dropped(self) -> npt.NDArray[np.int64]:
+        """int64 (n,), rows over budget that are left out; empty unless oversize="drop"."""
+        return self._plan.dropped
+
+    @property
+    def index(self) -> LengthIndex:
+        """Lengths of all rows."""
+        return self._shards.index
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the shards hold and how they were made."""
+        return self._shards.manifest
+
+    @property
+    def world(self) -> World:
+        """Who this process is among all."""
+        return self._settings.world
+
+    def __len__(self) -> int:
+        """Micro-batches of this rank in the current epoch; exact.
+
+        It may differ a little from epoch to epoch, because each makes its groups anew. Where a
+        state was loaded, the steps before it count too. Plans the whole epoch: about a second for
+        a million rows.
+        """
+        before = self._place.first_step * self._settings.accumulation
+        return before + self._walk(done=0).count()
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        self._retire("this iterator was replaced by a newer one of the same loader.")
+        if self._is_finished():
+            self._move(Place(epoch=self._place.epoch + 1))
+        elif self._taken:
+            self._move(Place(epoch=self._place.epoch))
+        if not self._compared:
+            facts = {"tail": self._settings.tail, "plan": self._plan.fingerprint}
+            compare_over_ranks({**self.state_dict(), **facts}, self.world)
+            self._compared = True
+        self._sampler.walk = self._walk(done=self._place.done)
+        # torch seeds workers from here; its default would draw from the user's global generator
+        self._generator.manual_seed(derive(self._settings.seed, self._place.epoch) >> 1)
+        if self._torch is None:
+            self._torch = make_torch_loader(
+                self._dataset, self._sampler, generator=self._generator, options=self._options
+            )
+        batches = BatchIterator(
+            iter(self._torch),
+            on_batch=self._hand_out,
+            on_end=self._finish,
+            on_error=self._forget_workers,
+        )
+        self._live = weakref.ref(batches)
+        return batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch; not needed, because epochs advance by themselves.
+
+        It does nothing when that epoch is running or its state was loaded, so a loop that calls it
+        at the head of each epoch resumes correctly.
+
+        Args:
+            epoch: from 0.
+
+        Raises:
+            ConfigError: not a count.
+        """
+        check_count("epoch", epoch, least=0)
+        if epoch != self._place.epoch or self._is_finished():
+            self._retire(f"this iterator was ended by set_epoch({epoch}).")
+            self._move(Place(epoch=int(epoch)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state: plain JSON, below 1 kB, the same on all ranks.
+
+        It stands behind the last batch that was handed out, whatever workers have prefetched. After
+        the last batch of an epoch it is the beginning of the next.
+
+        Returns:
+            A new dict; `omniload.loader_state.LoaderState` describes its fields.
+        """
+        return self._state().to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go to a saved place; the next `iter()` hands out the batches that were still to come.
+
+        With the same ranks and accumulation this is exact at every micro-step, for any number of
+        workers. With others, the groups not yet used are dealt out anew; that needs a state saved
+        after a batch with `is_last_micro_step`. A live iterator is closed.
+
+        Args:
+            state_dict: what `state_dict()` returned; it is not changed.
+            strict: refuse a state of other data, budget, transform or seed. False: take its place
+                all the same, with a warning; unless only the transform differs, rows of this epoch
+                may then come twice or not at all.
+
+        Raises:
+            StateError: not a state; saved with other settings; inside a step of another number of
+                ranks; a place that this data doesn't have.
+        """
+        state, own = LoaderState.from_dict(state_dict), self._state()
+        state.check_share(own)
+        differences = state.differences(own)
+        if strict and differences:
+            raise StateError(
+                f"the loader state belongs to other data or settings: {'; '.join(differences)}. "
+                "Make the loader as it was when the state was saved, or pass strict=False."
+            )
+        plan = self._make_plan(state.place)
+        if strict and plan.order_fingerprint != state.plan:
+            raise StateError(
+                "the loader state belongs to another order of samples, though data and settings "
+                "are the same: another version of omniload saved it. Use that one until the end of "
+                "the epoch, or pass strict=False."
+            )
+        if not plan.has_step(0):
+            raise StateError(
+                f"the loader state names no place in this data: group {state.groups} of window "
+                f"{state.window} is not before the end of epoch {state.epoch}."
+            )
+        if differences:
+            _log.warning("loader state taken up although it differs: %s", "; ".join(differences))
+        self._retire("this iterator was ended by load_state_dict().")
+        self._move(state.place, plan)
+
+    def _state(self) -> LoaderState:
+        place, plan, settings = self._place, self._plan, self._settings
+        if self._is_finished():
+            place = Place(epoch=place.epoch + 1)
+            plan = self._make_plan(place)
+        step, micro_step = divmod(place.done, settings.accumulation)
+        position = plan.position(step)
+        return LoaderState(
+            epoch=place.epoch,
+            step=place.first_step + step,
+            micro_step=micro_step,
+            window=position["window"],
+            groups=position["groups"],
+            **settings.facts,
+            num_rows=self.manifest.num_rows,
+            data=self._data,
+            plan=plan.order_fingerprint,
+            transform=self._transform.fingerprint,
+        )
+
+    def _is_finished(self) -> bool:
+        # a rank without any batch in an epoch still has to go through it
+        return self._place.done > 0 and self._walk(done=self._place.done).is_done()
+
+    def _move(self, place: Place, plan: StepPlan | None = None) -> None:
+        if plan is not None:
+            self._plan = plan
+        elif (place.epoch, place.start) != (self._place.epoch, self._place.start):
+            self._plan = self._make_plan(place)
+        self._place = place
+        self._taken = False
+
+    def _retire(self, because: str) -> None:
+        live = self._live() if self._live is not None else None
+        if live is not None:
+            live.close(because)
+        self._live = None
+
+    def _make_plan(self, place: Place) -> StepPlan:
+        return self._settings.make_plan(self.index, epoch=place.epoch, start=place.start)
+
+    def _walk(self, *, done: int) -> Walk:
+        return Walk(
+            plan=self._plan,
+            epoch=self._place.epoch,
+            dp_rank=self.world.dp_rank,
+            first_step=self._place.first_step,
+            start=done,
+            skip_empty=self._settings.tail == "empty",
+        )
+
+    def _hand_out(self, batch: PackedBatch) -> None:
+        steps = batch.step - self._place.first_step
+        done = steps * self._settings.accumulation + batch.micro_step + 1
+        self._place = replace(self._place, done=done)
+        self._taken = True
+
+    def _finish(self) -> None:
+        self._live = None
+        self._move(Place(epoch=self._place.epoch + 1))
+
+    def _forget_workers(self) -> None:
+        # persistent workers belong to torch's loader, and one of them may be dead
+        self._torch = None

@@ -1,0 +1,190 @@
+"""Checks that are made before the first batch: transform, image kinds, and agreement of the ranks.
+
+Each finds in seconds what would else be found in the middle of a run, or never.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch.distributed
+
+from omniload.errors import ConfigError, SampleError, ShardError
+from omniload.images import image_kind, missing_codecs
+from omniload.shards import Manifest, ShardSet
+from omniload.transforms import Transform, transform_from_settings
+from omniload.types import Record
+from omniload.world import World
+
+__all__ = [
+    "check_codecs",
+    "check_transform",
+    "choose_transform",
+    "compare_over_ranks",
+    "data_fingerprint",
+]
+
+#: Rows looked at before the start; each costs tens of microseconds.
+_NUM_PROBES = 8
+
+
+def data_fingerprint(manifest: Manifest) -> str:
+    """Hash what the shards hold and how they were made to 32 hexadecimal digits.
+
+    Built on the checksums in the manifest, so it reads no data; where the shards lie is no matter.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for info in (*manifest.shards, manifest.index):
+        digest.update(f"{info.num_rows} {info.num_bytes} {info.xxh3_128}\n".encode())
+    digest.update(manifest.fingerprint.encode())
+    return digest.hexdigest()
+
+
+def choose_transform(shards: ShardSet, transform: Transform | None) -> Transform:
+    """Return the user's transform, checked against the shards, or the one they were made for.
+
+    Raises:
+        ConfigError: it is no transform, doesn't fit the shards, or can't read their images here.
+    """
+    if transform is None:
+        check_codecs(shards, missing_codecs())
+        return transform_from_settings(dict(shards.manifest.settings))
+    if not isinstance(transform, Transform):
+        raise ConfigError(
+            "transform must follow omniload.transforms.Transform (callable, fingerprint, filler, "
+            f"lengths, model_inputs), got {type(transform).__name__}."
+        )
+    try:
+        default: Transform | None = transform_from_settings(dict(shards.manifest.settings))
+    except ConfigError:
+        default = None  # shards that only the user's transform understands
+    check_transform(shards, transform, default)
+    return transform
+
+
+def check_transform(shards: ShardSet, transform: Transform, default: Transform | None) -> None:
+    """Check that a transform gives the lengths that the shards were measured with.
+
+    Args:
+        shards: the data.
+        transform: the user's.
+        default: the one that the shards were made for, where their settings say it.
+
+    Raises:
+        ConfigError: it has other settings than the shards, or other lengths in one of a few rows.
+    """
+    if type(transform) is type(default) and transform.fingerprint != default.fingerprint:
+        made, given = vars(default), vars(transform)
+        differences = "; ".join(
+            f"{name}: {made[name]!r} in the shards, {given.get(name)!r} in the transform"
+            for name in made
+            if made[name] != given.get(name)
+        )
+        raise ConfigError(
+            "the transform must have the settings that the shards were made with, because the plan "
+            f"is made from their lengths: {differences or 'fingerprints differ'}. Use these "
+            "settings, leave transform= out, or preprocess again."
+        )
+    index = shards.index
+    for record in _probes(shards):
+        planned = tuple(
+            int(column[record.row])
+            for column in (index.num_tokens, index.num_tiles, index.num_loss_tokens)
+        )
+        got = tuple(int(number) for number in transform.lengths(record))
+        if got != planned:
+            raise ConfigError(
+                "the transform must give the lengths of the index: expected (tokens, tiles, loss "
+                f"tokens) {planned}, got {got} (row={record.row}, shard={record.shard!r}). "
+                "Preprocess again with the settings of this transform."
+            )
+
+
+def check_codecs(shards: ShardSet, missing: Mapping[str, str]) -> None:
+    """Check that the image kinds in a few rows can be decoded here.
+
+    Args:
+        shards: the data.
+        missing: kind that can't be read -> remedy; see `omniload.images.missing_codecs`.
+
+    Raises:
+        ConfigError: a kind that the installed libraries don't read; names the remedy.
+    """
+    if not missing:
+        return
+    for record in _probes(shards):
+        for image in record.images:
+            kind = image_kind(image)
+            if kind in missing:
+                raise ConfigError(
+                    f"the data has {kind} images, which the installed image libraries can't read "
+                    f"(row={record.row}, key={record.key!r}, shard={record.shard!r}): "
+                    f"{missing[kind]}."
+                )
+
+
+def compare_over_ranks(facts: Mapping[str, Any], world: World) -> None:
+    """Compare this rank's plan with those of all other ranks; a collective over all processes.
+
+    Nothing is compared where torch.distributed is not initialised, or where `world` is not about
+    all of its processes: a loader on one rank alone must not wait for the others.
+
+    Args:
+        facts: what must be the same on all ranks: plain values by name.
+        world: who this rank is.
+
+    Raises:
+        ConfigError: on all ranks alike, when ranks differ or a data-parallel rank is missing.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    size = distributed.get_world_size()
+    if size == 1 or size != world.world_size:
+        return
+    gathered: list[Any] = [None] * size
+    distributed.all_gather_object(gathered, (world.dp_rank, dict(facts)))
+    reference = gathered[0][1]
+    wrong = [rank for rank in range(size) if gathered[rank][1] != reference]
+    if wrong:
+        raise ConfigError(
+            "all ranks must follow the same plan, but these differ from rank 0: "
+            + "; ".join(_rank_difference(rank, gathered[rank][1], reference) for rank in wrong[:8])
+            + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
+            + ". Give every rank the same data, arguments and loader state."
+        )
+    held = Counter(dp_rank for dp_rank, _ in gathered)
+    absent = sorted(set(range(world.dp_world_size)) - set(held))
+    if absent:
+        raise ConfigError(
+            f"each of the {world.dp_world_size} data-parallel ranks must be held by a process, but "
+            f"none has dp_rank {absent[:8]}: their rows would be lost. The dp_rank of each process "
+            f"is {[dp_rank for dp_rank, _ in gathered][:32]}; check world=."
+        )
+
+
+def _rank_difference(rank: int, facts: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
+    names = [name for name in reference if facts.get(name) != reference[name]]
+    # the hash differs whenever anything does: it is worth a word only when nothing else explains it
+    names = [name for name in names if name != "plan"] or names
+    return f"rank {rank} in " + ", ".join(
+        f"{name} ({facts.get(name)!r} against {reference[name]!r})" for name in names[:4]
+    )
+
+
+def _probes(shards: ShardSet) -> Iterator[Record]:
+    tiles = shards.index.num_tiles
+    rows = {0, len(shards) - 1}
+    if len(tiles) and tiles.any():
+        rows |= {int(np.argmax(tiles)), int(np.argmax(tiles > 0))}
+        rows |= {int(row) for row in np.linspace(0, len(shards) - 1, _NUM_PROBES).astype(np.int64)}
+    for row in sorted(rows):
+        try:
+            yield shards.read(row)
+        except (ShardError, SampleError):
+            # a damaged row is reported when its turn comes, in the way that the user chose
+            continue

@@ -1,0 +1,61 @@
+"""The iterator over one epoch: hands out batches and says how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from omniload.batch import PackedBatch
+from omniload.errors import StateError
+
+__all__ = ["BatchIterator"]
+
+
+class BatchIterator(Iterator[PackedBatch]):
+    """Counts what is handed out; torch's own iterator counts what is prefetched.
+
+    Args:
+        batches: torch's iterator.
+        on_batch: called with each batch before it is handed out.
+        on_end: called when all were handed out and another is asked for.
+        on_error: called when making a batch failed; its workers may be broken.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[PackedBatch],
+        *,
+        on_batch: Callable[[PackedBatch], None],
+        on_end: Callable[[], None],
+        on_error: Callable[[], None],
+    ) -> None:
+        # dropping the only reference to torch's iterator ends its worker processes
+        self._batches: Iterator[PackedBatch] | None = batches
+        self._on_batch = on_batch
+        self._on_end = on_end
+        self._on_error = on_error
+        self._closed_because: str | None = None
+
+    def __next__(self) -> PackedBatch:
+        if self._batches is None:
+            if self._closed_because is None:
+                raise StopIteration
+            raise StateError(f"{self._closed_because} Call iter() on the loader again.")
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._batches = None
+            self._on_end()
+            raise
+        except BaseException:
+            # going on would leave the failed batch out without a word
+            self.close("this iterator was closed by an error in one of its batches.")
+            self._on_error()
+            raise
+        self._on_batch(batch)
+        return batch
+
+    def close(self, because: str) -> None:
+        """End the workers (persistent ones stay with their loader); `next()` then says why."""
+        if self._batches is not None:
+            self._batches = None
+            self._closed_because = because

@@ -1,0 +1,192 @@
+"""The arguments of the loader as checked values: what shapes the order, and how workers run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import numpy as np
+import torch.multiprocessing
+
+from omniload.errors import ConfigError
+from omniload.grouping import get_grouping
+from omniload.index import LengthIndex
+from omniload.plan import StepPlan, make_plan
+from omniload.shards import ShardSet, open_shards
+from omniload.types import Budget
+from omniload.world import World
+
+__all__ = ["LoaderSettings", "WorkerOptions", "check_count", "check_flag", "open_source"]
+
+_INT63_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """What decides which row goes where; the arguments of `omniload.DataLoader` of the same names.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    budget: Budget
+    world: World
+    seed: int
+    accumulation: int
+    grouping: str
+    shuffle: bool
+    tail: str
+    oversize: str
+    window_rows: int | None
+
+    def __post_init__(self) -> None:
+        for name, value, kind in (("budget", self.budget, Budget), ("world", self.world, World)):
+            if not isinstance(value, kind):
+                raise ConfigError(
+                    f"{name} must be an omniload.{kind.__name__}, got {type(value).__name__}."
+                )
+        check_count("seed", self.seed, least=0)
+        check_count("accumulation", self.accumulation, least=1)
+        if self.window_rows is not None:
+            check_count("window_rows", self.window_rows, least=1)
+        check_flag("shuffle", self.shuffle)
+        for name in ("seed", "accumulation", "window_rows"):
+            # NumPy integers would not be JSON in the state
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else int(value))
+        get_grouping(self.grouping)
+        for name, text, known in (
+            ("tail", self.tail, ("filler", "empty")),
+            ("oversize", self.oversize, ("error", "drop")),
+        ):
+            if text not in known:
+                raise ConfigError(f"{name} must be {known[0]!r} or {known[1]!r}, got {text!r}.")
+
+    @property
+    def order(self) -> str:
+        """Name and version of the grouping: equal names with equal versions give equal groups."""
+        grouping = get_grouping(self.grouping if self.shuffle else "sequential")
+        return f"{grouping.name}/{grouping.version}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What of this goes into a state, by the names of `LoaderState`."""
+        return {
+            "dp_world_size": self.world.dp_world_size,
+            "accumulation": self.accumulation,
+            "seed": self.seed,
+            "order": self.order,
+            "oversize": self.oversize,
+            "window_rows": self.window_rows,
+            "budget_tokens": self.budget.tokens,
+            "budget_tiles": self.budget.tiles,
+            "budget_samples": self.budget.samples,
+        }
+
+    def make_plan(
+        self, index: LengthIndex, *, epoch: int, start: tuple[int, int] | None
+    ) -> StepPlan:
+        """Make the plan of an epoch, or of its rest from `start` on."""
+        return make_plan(
+            index,
+            budget=self.budget,
+            dp_world_size=self.world.dp_world_size,
+            accumulation=self.accumulation,
+            grouping=self.grouping,
+            seed=self.seed,
+            epoch=epoch,
+            start=None if start is None else {"window": start[0], "groups": start[1]},
+            shuffle=self.shuffle,
+            oversize=self.oversize,
+            window_rows=self.window_rows,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """How worker processes run; the arguments of `omniload.DataLoader` of the same names.
+
+    Raises:
+        ConfigError: a value is wrong.
+    """
+
+    num_workers: int
+    pin_memory: bool
+    prefetch_factor: int
+    persistent_workers: bool
+    timeout: float
+    multiprocessing_context: str | BaseContext | None
+
+    def __post_init__(self) -> None:
+        check_count("num_workers", self.num_workers, least=0)
+        check_count("prefetch_factor", self.prefetch_factor, least=1)
+        check_flag("pin_memory", self.pin_memory)
+        check_flag("persistent_workers", self.persistent_workers)
+        timeout = self.timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
+            raise ConfigError(f"timeout must be seconds, at least 0, got {timeout!r}.")
+        context = self.multiprocessing_context
+        if isinstance(context, str):
+            known = torch.multiprocessing.get_all_start_methods()
+            if context not in known:
+                raise ConfigError(
+                    f"multiprocessing_context must be one of {', '.join(known)}, got {context!r}."
+                )
+        elif context is not None and not isinstance(context, BaseContext):
+            raise ConfigError(
+                "multiprocessing_context must be the name of a start method or a context of "
+                f"multiprocessing, got {type(context).__name__}."
+            )
+
+    def torch_arguments(self) -> dict[str, Any]:
+        """Return the arguments for torch's DataLoader, which refuses some without workers."""
+        if self.num_workers == 0:
+            return {"num_workers": 0, "pin_memory": self.pin_memory}
+        return {
+            "num_workers": self.num_workers,
+            "pin_memory": self.pin_memory,
+            "prefetch_factor": self.prefetch_factor,
+            "persistent_workers": self.persistent_workers,
+            "timeout": self.timeout,
+            "multiprocessing_context": self.multiprocessing_context,
+        }
+
+
+def open_source(source: str | os.PathLike[str] | ShardSet) -> ShardSet:
+    """Open what the user gave as the data.
+
+    Raises:
+        ConfigError: neither a path nor an opened set.
+        ShardError: no shards there, or damaged ones.
+    """
+    if isinstance(source, ShardSet):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return open_shards(os.fspath(source))
+    raise ConfigError(
+        "source must be a folder that `omniload preprocess` wrote, or an opened ShardSet, got "
+        f"{type(source).__name__}."
+    )
+
+
+def check_count(name: str, value: Any, *, least: int) -> None:
+    """Check that an argument is an integer from `least` on.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or not least <= value <= _INT63_MAX:
+        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Check that an argument is True or False.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, got {value!r}.")

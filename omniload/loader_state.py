@@ -1,0 +1,186 @@
+"""What a loader saves: its place in the epoch, and the facts that give that place its meaning.
+
+The state is a flat dict of numbers, strings, booleans and None, the same on every rank and below
+one kilobyte. It counts the batches that were handed to the user, not those prefetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from omniload.errors import StateError
+
+__all__ = ["SCHEMA", "LoaderState", "Place"]
+
+#: Version of the state; it changes when a field gets another meaning.
+SCHEMA = 1
+
+_COUNTS = ("epoch", "step", "micro_step", "window", "groups")
+_SHARE = ("dp_world_size", "accumulation")
+#: fields that may be None: no limit, or the planner's default
+_OPTIONAL = ("budget_tiles", "budget_samples", "window_rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a loader is: a plan, named by its start, and the micro-batches of it handed out.
+
+    Args:
+        epoch: the epoch.
+        first_step: optimizer steps of the epoch before the plan starts.
+        start: window and groups where the plan starts; None: the beginning of the epoch.
+        done: micro-batches of the plan handed out, empty slots included.
+    """
+
+    epoch: int = 0
+    first_step: int = 0
+    start: tuple[int, int] | None = None
+    done: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderState:
+    """Where a loader is.
+
+    Args:
+        epoch: the epoch it is in.
+        step: optimizer steps of this epoch that are complete.
+        micro_step: micro-batches handed out since then, on each rank.
+        window: the window of rows that holds the first group of the step at hand.
+        groups: groups of that window that complete steps have used, in emission order.
+        dp_world_size: data-parallel ranks.
+        accumulation: micro-batches of an optimizer step on one rank.
+        seed: seed of the order and of the transform.
+        order: name and version of the grouping.
+        oversize: what happens to samples over budget.
+        window_rows: rows that are planned together; None: the planner's default.
+        budget_tokens: tokens a group may hold.
+        budget_tiles: tiles a group may hold; None: no limit.
+        budget_samples: samples a group may hold; None: no limit.
+        num_rows: rows of the data set.
+        plan: 32 hexadecimal digits over all that decides the order of the epoch.
+        data: 32 hexadecimal digits over the shards' checksums and settings.
+        transform: fingerprint of the transform.
+    """
+
+    epoch: int
+    step: int
+    micro_step: int
+    window: int
+    groups: int
+    dp_world_size: int
+    accumulation: int
+    seed: int
+    order: str
+    oversize: str
+    window_rows: int | None
+    budget_tokens: int
+    budget_tiles: int | None
+    budget_samples: int | None
+    num_rows: int
+    data: str
+    plan: str
+    transform: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> LoaderState:
+        """Read what `to_dict` wrote; the dict is not changed.
+
+        Raises:
+            StateError: not a mapping, another schema, a field that is missing, unknown or wrong.
+        """
+        if not isinstance(state, Mapping):
+            raise StateError(
+                "a loader state must be the dict that state_dict() returned, got "
+                f"{type(state).__name__}."
+            )
+        if state.get("schema") != SCHEMA:
+            raise StateError(
+                f"the loader state must have schema {SCHEMA}, which this omniload reads, got "
+                f"{state.get('schema')!r}. Is it the state of another loader or another version?"
+            )
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in state]
+        unknown = [name for name in state if name not in names and name != "schema"]
+        if missing or unknown:
+            raise StateError(
+                f"the loader state must have the fields of schema {SCHEMA}: missing "
+                f"{missing or 'none'}, unknown {unknown or 'none'}."
+            )
+        for field in fields(cls):
+            _check_field(field.name, state[field.name], str(field.type))
+        return cls(**{name: state[name] for name in names})
+
+    @property
+    def place(self) -> Place:
+        """The place it names, for a loader whose steps are as long as `check_share` allows."""
+        start = (self.window, self.groups)
+        return Place(
+            epoch=self.epoch,
+            first_step=self.step,
+            start=None if start == (0, 0) else start,
+            done=self.micro_step,
+        )
+
+    def differences(self, own: LoaderState) -> tuple[str, ...]:
+        """List the settings in which the saved state differs from the loader's own, in words.
+
+        The hash of the plan is not among them: it belongs to one epoch, and tells no more where
+        something else differs.
+        """
+        return tuple(
+            f"{field.name}: {getattr(self, field.name)!r} in the state, "
+            f"{getattr(own, field.name)!r} in this loader"
+            for field in fields(self)
+            if field.name not in (*_COUNTS, *_SHARE, "plan")
+            and getattr(self, field.name) != getattr(own, field.name)
+        )
+
+    def check_share(self, own: LoaderState) -> None:
+        """Check that the saved place can be dealt out over this loader's ranks.
+
+        Inside an optimizer step only the same ranks and accumulation continue it: with others, the
+        groups that some ranks have already used would not be a prefix of the order.
+
+        Raises:
+            StateError: another world size or accumulation inside an optimizer step.
+        """
+        changed = [
+            f"{name} {getattr(self, name)} -> {getattr(own, name)}"
+            for name in _SHARE
+            if getattr(self, name) != getattr(own, name)
+        ]
+        if changed and self.micro_step:
+            raise StateError(
+                f"another number of ranks or another accumulation ({', '.join(changed)}) can be "
+                "taken up at an optimizer-step boundary only, but this state lies inside a step "
+                f"(epoch {self.epoch}, step {self.step}, {self.micro_step} of {self.accumulation} "
+                "micro-batches done). Save after a batch with is_last_micro_step, or continue with "
+                "the old numbers."
+            )
+        if not changed and self.micro_step >= self.accumulation:
+            raise StateError(
+                f"micro_step of the loader state must be below its accumulation: got "
+                f"{self.micro_step} of {self.accumulation}."
+            )
+
+
+def _check_field(name: str, value: Any, kind: str) -> None:
+    if value is None and name in _OPTIONAL:
+        return
+    if kind == "str":
+        fits = isinstance(value, str)
+    else:
+        fits = isinstance(value, int) and not isinstance(value, bool)
+        fits = fits and value >= (1 if name in _SHARE else 0)
+    if not fits:
+        raise StateError(
+            f"the loader state is damaged: {name} must be "
+            f"{'a count' if kind.startswith('int') else kind}, got {value!r}."
+        )

@@ -1,0 +1,247 @@
+"""What crosses to the worker processes, and what they do: read, transform, check, pack.
+
+The main process walks the plan; a worker gets one small `Task` and hands back one packed batch.
+Nothing here grows with the length of the data set.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from omniload.batch import PackedBatch
+from omniload.errors import OmniloadError, SampleError, ShardError
+from omniload.loader_settings import LoaderSettings, WorkerOptions
+from omniload.packing import pack
+from omniload.plan import StepPlan
+from omniload.rng import sample_generator
+from omniload.shards import ShardSet
+from omniload.transforms import Transform
+from omniload.types import Record, Sample
+
+__all__ = ["PackDataset", "Task", "TaskSampler", "Walk", "make_torch_loader"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One micro-batch to make.
+
+    Args:
+        epoch: epoch, for the randomness of the transform.
+        step: optimizer step in the epoch.
+        micro_step: micro-batch in the step.
+        is_last_micro_step: whether it ends the step.
+        num_loss_tokens_step: tokens that give loss in the whole step, over all ranks.
+        rows: int64 (n,), rows of the index; empty: a filler.
+    """
+
+    epoch: int
+    step: int
+    micro_step: int
+    is_last_micro_step: bool
+    num_loss_tokens_step: int
+    rows: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """One rank's way through a plan, lazily: a plan of millions of groups is never listed.
+
+    Args:
+        plan: the plan.
+        epoch: its epoch.
+        dp_rank: the rank.
+        first_step: number of the plan's step 0 in the epoch; not 0 in a plan of the rest.
+        start: micro-batches of the plan to leave out.
+        skip_empty: leave slots without rows out instead of making them fillers.
+    """
+
+    plan: StepPlan
+    epoch: int
+    dp_rank: int
+    first_step: int = 0
+    start: int = 0
+    skip_empty: bool = False
+
+    def count(self) -> int:
+        """Count the tasks that the walk gives; plans the whole epoch."""
+        plan = self.plan
+        num_slots = plan.num_steps * plan.accumulation
+        if self.skip_empty:
+            # only the last step may have slots without rows
+            last = max(num_slots - plan.accumulation, self.start)
+            return last - self.start + sum(self._has_rows(slot) for slot in range(last, num_slots))
+        return max(num_slots - self.start, 0)
+
+    def is_done(self) -> bool:
+        """Say if no task is left; plans no more than is needed to tell."""
+        plan = self.plan
+        step, micro_step = divmod(self.start, plan.accumulation)
+        if not plan.has_step(step):
+            return True
+        if not self.skip_empty or plan.has_step(step + 1):
+            return False
+        rest = range(self.start, self.start + plan.accumulation - micro_step)
+        return not any(self._has_rows(slot) for slot in rest)
+
+    def __iter__(self) -> Iterator[Task]:
+        plan = self.plan
+        for slot in itertools.count(self.start):
+            step, micro_step = divmod(slot, plan.accumulation)
+            if not plan.has_step(step):
+                return
+            rows = plan.micro_batch(step, micro_step, self.dp_rank)
+            if self.skip_empty and len(rows) == 0:
+                continue
+            yield Task(
+                epoch=self.epoch,
+                step=self.first_step + step,
+                micro_step=micro_step,
+                is_last_micro_step=micro_step == plan.accumulation - 1,
+                num_loss_tokens_step=plan.num_loss_tokens(step),
+                rows=rows,
+            )
+
+    def _has_rows(self, slot: int) -> bool:
+        step, micro_step = divmod(slot, self.plan.accumulation)
+        return len(self.plan.micro_batch(step, micro_step, self.dp_rank)) > 0
+
+
+class TaskSampler(Sampler[Task]):
+    """Gives torch's DataLoader the tasks of whatever walk is set.
+
+    One object for the life of the loader, because persistent workers belong to one torch loader.
+    It holds no reference to the loader: a cycle would keep worker processes until a collection.
+    """
+
+    def __init__(self) -> None:
+        self.walk: Walk | None = None
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(()) if self.walk is None else iter(self.walk)
+
+
+class PackDataset(Dataset[PackedBatch]):
+    """Turns a `Task` into a packed batch; this is what each worker process holds.
+
+    Args:
+        shards: where rows are read; opens its files in each process by itself.
+        transform: from record to sample.
+        settings: for the seed of the transform, and ranks and accumulation, noted in each batch.
+    """
+
+    def __init__(self, shards: ShardSet, transform: Transform, *, settings: LoaderSettings) -> None:
+        self._shards = shards
+        self._transform = transform
+        self._settings = settings
+        # where the data has images, ranks wait for each other in the vision encoder too
+        self._with_image = bool(shards.index.num_tiles.any())
+
+    def __getitem__(self, task: Task) -> PackedBatch:
+        is_filler = len(task.rows) == 0
+        if is_filler:
+            samples = [self._transform.filler(with_image=self._with_image)]
+        else:
+            samples = [self.sample(row, task.epoch) for row in task.rows.tolist()]
+        return pack(
+            samples,
+            step=task.step,
+            micro_step=task.micro_step,
+            is_last_micro_step=task.is_last_micro_step,
+            num_loss_tokens_step=task.num_loss_tokens_step,
+            is_filler=is_filler,
+            dp_world_size=self._settings.world.dp_world_size,
+            accumulation=self._settings.accumulation,
+        )
+
+    def sample(self, row: int, epoch: int) -> Sample:
+        """Read and transform one row, and hold the result against the index.
+
+        Raises:
+            ShardError: the row can't be read.
+            SampleError: the transform failed, or gave another length than the index says; names
+                row, key, source and shard.
+        """
+        record = self._read(row)
+        try:
+            sample = self._transform(record, sample_generator(self._settings.seed, epoch, row))
+        except SampleError as error:
+            raise SampleError(f"{error} ({_where(record)})") from error
+        except OmniloadError:
+            raise
+        except Exception as error:
+            raise SampleError(
+                f"the transform failed with {type(error).__name__}: {error} ({_where(record)})"
+            ) from error
+        self._check(sample, record)
+        return sample
+
+    def _read(self, row: int) -> Record:
+        try:
+            return self._shards.read(row)
+        except OmniloadError:
+            raise
+        except Exception as error:
+            raise ShardError(
+                f"row {row} could not be read: {type(error).__name__}: {error}"
+            ) from error
+
+    def _check(self, sample: Sample, record: Record) -> None:
+        # the plan was made from the index: other lengths would break the budget and the loss
+        # denominators that all ranks agreed on
+        index = self._shards.index
+        row = record.row
+        if sample.sample_id != row:
+            raise SampleError(
+                f"sample_id must be the row of the record: expected {row}, got {sample.sample_id} "
+                f"({_where(record)})."
+            )
+        for name in ("num_tokens", "num_tiles", "num_loss_tokens"):
+            planned, got = int(getattr(index, name)[row]), getattr(sample, name)
+            if planned != got:
+                raise SampleError(
+                    f"{name} of the sample must be what the index says: expected {planned}, got "
+                    f"{got} ({_where(record)}). Preprocess again with the settings of this "
+                    "transform, or keep lengths unchanged in the transform."
+                )
+
+
+def make_torch_loader(
+    dataset: PackDataset,
+    sampler: TaskSampler,
+    *,
+    generator: torch.Generator,
+    options: WorkerOptions,
+) -> DataLoader[PackedBatch]:
+    """Make the torch loader whose workers turn each task into one batch, without a collation.
+
+    Args:
+        dataset: makes the batches.
+        sampler: gives the tasks.
+        generator: seeds the workers; torch would else draw from the user's global generator.
+        options: how the workers run.
+    """
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=sampler,
+        collate_fn=_identity,
+        generator=generator,
+        **options.torch_arguments(),
+    )
+
+
+def _identity(batch: Any) -> Any:
+    return batch
+
+
+def _where(record: Record) -> str:
+    """Name a record in a message."""
+    return f"row={record.row}, key={record.key!r}, source={record.source!r}, shard={record.shard!r}"

@@ -1,0 +1,193 @@
+"""Small real shards with real JPEGs, and transforms that misbehave, for the tests of the loader."""
+
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+
+from omniload.images import InternVLTiles, image_size
+from omniload.shards import write_shards
+from omniload.transforms.prepare import prepare_sample
+from omniload.transforms.text import ConversationEncoder, load_template, load_tokenizer
+from omniload.types import Message, Record, Sample
+
+TOKENS_PER_TILE = 4
+POLICY = InternVLTiles(size=28, min_tiles=1, max_tiles=4, thumbnail=True)
+
+
+def encoder():
+    return ConversationEncoder(
+        tokenizer=load_tokenizer(None),
+        template=load_template("chatml"),
+        loss="assistant",
+        tokens_per_tile=TOKENS_PER_TILE,
+    )
+
+
+def jpeg(rng):
+    height, width = rng.integers(20, 90, size=2)
+    pixels = rng.integers(0, 256, size=(height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="JPEG", quality=80)
+    return file.getvalue()
+
+
+def record(row, encode, rng, num_images):
+    images = tuple(jpeg(rng) for _ in range(num_images))
+    words = rng.integers(1, 30, size=2)
+    messages = (
+        Message(role="user", content="<image>" * num_images + "what " * int(words[0])),
+        Message(role="assistant", content="that " * int(words[1])),
+    )
+    sizes = [image_size(image) for image in images]
+    ready = prepare_sample(messages, sizes, encoder=encode, policy=POLICY)
+    return Record(
+        row=row,
+        key=f"key-{row}",
+        source="text" if num_images == 0 else "pictures",
+        shard="",
+        images=images,
+        image_sizes=np.array(sizes, np.int32).reshape(-1, 2),
+        image_num_tiles=np.asarray(ready.image_num_tiles, np.int32),
+        image_spans=np.asarray(ready.image_spans, np.int32).reshape(-1, 2),
+        input_ids=ready.input_ids,
+        labels=ready.labels,
+        messages=messages,
+    )
+
+
+def write_data(folder, *, num_rows=24, num_images=(0, 1, 2), seed=0, damage=None):
+    """Write shards; row i has `num_images[i % len(num_images)]` images.
+
+    damage: row whose first image is cut to half after its lengths were measured.
+    """
+    rng = np.random.default_rng(seed)
+    encode = encoder()
+    records = [record(i, encode, rng, num_images[i % len(num_images)]) for i in range(num_rows)]
+    if damage is not None:
+        whole = records[damage]
+        images = (whole.images[0][: len(whole.images[0]) // 2], *whole.images[1:])
+        fields = {name: getattr(whole, name) for name in Record.__dataclass_fields__}
+        records[damage] = Record(**{**fields, "images": images})
+    settings = {
+        "encoder": encode.settings(),
+        "tiling": POLICY.settings(),
+        "max_tokens": None,
+        "oversize": "truncate",
+    }
+    write_shards(folder, records, settings=settings, max_bytes=20_000)
+    return folder
+
+
+def assert_same(left, right):
+    """Two batches are equal to the last bit."""
+    assert list(left) == list(right)
+    for name in left:
+        assert left[name].dtype == right[name].dtype, name
+        assert torch.equal(left[name], right[name]), name
+    for name in (
+        "max_seqlen",
+        "step",
+        "micro_step",
+        "is_last_micro_step",
+        "num_loss_tokens",
+        "num_loss_tokens_step",
+        "is_filler",
+        "dp_world_size",
+        "accumulation",
+    ):
+        assert getattr(left, name) == getattr(right, name), name
+
+
+def assert_same_run(left, right):
+    left, right = list(left), list(right)
+    assert len(left) == len(right)
+    for one, other in zip(left, right, strict=True):
+        assert_same(one, other)
+
+
+def rows_of(batches):
+    return [row for batch in batches for row in batch.sample_ids.tolist()]
+
+
+class Wrapped:
+    """A user's own transform around that of the shards; spawned workers import it from here."""
+
+    fingerprint = "wrapped/1"
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __call__(self, record, rng):
+        return self.inner(record, rng)
+
+    def filler(self, with_image):
+        return self.inner.filler(with_image)
+
+    def lengths(self, record):
+        return self.inner.lengths(record)
+
+    def model_inputs(self, batch):
+        return self.inner.model_inputs(batch)
+
+
+class Noisy(Wrapped):
+    """Changes pixels at random; lengths stay."""
+
+    fingerprint = "noisy/1"
+
+    def __call__(self, record, rng):
+        sample = self.inner(record, rng)
+        noise = rng.integers(0, 256, size=sample.tiles.shape, dtype=np.uint8)
+        return changed(sample, tiles=sample.tiles ^ noise)
+
+
+class Longer(Wrapped):
+    """Adds a token to one row and hides it from `lengths`."""
+
+    fingerprint = "longer/1"
+    row = 5
+
+    def __call__(self, record, rng):
+        sample = self.inner(record, rng)
+        if record.row != self.row:
+            return sample
+        ids = np.append(sample.input_ids, np.int32(1))
+        return changed(sample, input_ids=ids, labels=np.append(sample.labels, np.int32(-100)))
+
+
+class Failing(Wrapped):
+    """Fails on one row, in a way of its own."""
+
+    fingerprint = "failing/1"
+    row = 7
+
+    def __call__(self, record, rng):
+        if record.row == self.row:
+            raise KeyError("no such colour")
+        return self.inner(record, rng)
+
+
+class Swapped(Wrapped):
+    """Returns a sample under the number of another row."""
+
+    fingerprint = "swapped/1"
+
+    def __call__(self, record, rng):
+        return changed(self.inner(record, rng), sample_id=0)
+
+
+class OtherLengths(Wrapped):
+    """Has other lengths than the shards, and says so."""
+
+    fingerprint = "other-lengths/1"
+
+    def lengths(self, record):
+        num_tokens, num_tiles, num_loss_tokens = self.inner.lengths(record)
+        return num_tokens + 1, num_tiles, num_loss_tokens
+
+
+def changed(sample, **fields):
+    old = {name: getattr(sample, name) for name in Sample.__dataclass_fields__}
+    return Sample(**{**old, **fields})

@@ -1,0 +1,141 @@
+"""What goes wrong in a batch is named with its sample, and nothing hangs or is left behind."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from omniload import Budget, DataLoader, SampleError, ShardError, StateError, World
+from omniload.shards import open_shards
+from omniload.transforms import transform_from_settings
+from tests.loader_data import Failing, Longer, Swapped, rows_of, write_data
+
+BUDGET = Budget(tokens=800, tiles=12)
+NUM_ROWS = 24
+DAMAGED = 4
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("faults") / "shards", num_rows=NUM_ROWS)
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    return write_data(
+        tmp_path_factory.mktemp("damaged") / "shards", num_rows=NUM_ROWS, damage=DAMAGED
+    )
+
+
+def loader(data, **arguments):
+    return DataLoader(data, **{"budget": BUDGET, "world": World(), **arguments})
+
+
+def own(data, kind):
+    return kind(transform_from_settings(open_shards(data).manifest.settings))
+
+
+def shard_of(data, row):
+    shards = open_shards(data)
+    return shards.manifest.shards[shards.locate(row)[0]].name
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_damaged_image_names_row_key_source_and_shard(damaged, num_workers):
+    shard = shard_of(damaged, DAMAGED)
+    place = f"row={DAMAGED}, key='key-{DAMAGED}', source='pictures', shard='{shard}'"
+    with pytest.raises(SampleError, match=place) as caught:
+        list(loader(damaged, num_workers=num_workers))
+    assert type(caught.value) is SampleError
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_length_that_differs_from_the_index_shows_both(data, num_workers):
+    planned = int(open_shards(data).index.num_tokens[Longer.row])
+    message = (
+        rf"num_tokens .* expected {planned}, got {planned + 1} \(row={Longer.row}, "
+        rf"key='key-{Longer.row}', source='pictures', shard='{shard_of(data, Longer.row)}'\)"
+    )
+    with pytest.raises(SampleError, match=message):
+        list(loader(data, num_workers=num_workers, transform=own(data, Longer)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_failing_transform_is_named_with_its_cause(data, num_workers):
+    message = rf"transform failed with KeyError: 'no such colour' \(row={Failing.row}, key="
+    with pytest.raises(SampleError, match=message) as caught:
+        list(loader(data, num_workers=num_workers, transform=own(data, Failing)))
+    if num_workers:
+        # the worker's traceback travels as text
+        assert 'raise KeyError("no such colour")' in str(caught.value)
+    else:
+        assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_sample_under_a_wrong_number_is_refused(data):
+    with pytest.raises(SampleError, match=r"sample_id must be the row .* got 0"):
+        list(loader(data, transform=own(data, Swapped)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_shard_that_vanishes_is_named(tmp_path, num_workers):
+    folder = write_data(tmp_path / "shards", num_rows=8)
+    loading = loader(folder, num_workers=num_workers)
+    lost = loading.manifest.shards[-1].name
+    (folder / lost).unlink()
+    with pytest.raises(ShardError, match=lost):
+        list(loading)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_after_an_error_the_place_is_kept_and_the_iterator_says_so(damaged, num_workers):
+    loading = loader(damaged, num_workers=num_workers)
+    batches, seen = iter(loading), []
+    with pytest.raises(SampleError):
+        seen.extend(batches)
+    with pytest.raises(StateError, match="closed by an error in one of its batches"):
+        next(batches)
+    state = loading.state_dict()
+    assert state["step"] == len(seen)
+    loading.load_state_dict(state)
+    with pytest.raises(SampleError, match=f"row={DAMAGED}"):
+        next(iter(loading))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_killed_worker_is_an_error_and_the_loader_can_go_on(data, persistent):
+    loading = loader(
+        data, num_workers=1, prefetch_factor=1, persistent_workers=persistent, timeout=60
+    )
+    batches = iter(loading)
+    seen = [next(batches)]
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=rf"pid.* {worker.pid}\b.*(killed|exited)"):
+        seen.extend(batches)
+    loading.load_state_dict(loading.state_dict())
+    assert sorted(rows_of(seen) + rows_of(loading)) == list(range(NUM_ROWS))
+
+
+def test_a_break_leaves_no_process(data):
+    loading = loader(data, num_workers=2)
+    for _ in loading:
+        assert len(multiprocessing.active_children()) == 2
+        break
+    assert multiprocessing.active_children() == []
+    batches = iter(loading)
+    next(batches)
+    iter(loading)
+    next(iter(loading))
+    assert len(multiprocessing.active_children()) <= 2
+    del batches, loading
+    assert multiprocessing.active_children() == []
+
+
+def test_a_dropped_loader_takes_its_persistent_workers_along(data):
+    loading = loader(data, num_workers=1, persistent_workers=True)
+    list(loading)
+    assert len(multiprocessing.active_children()) == 1
+    del loading
+    assert multiprocessing.active_children() == []

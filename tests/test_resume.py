@@ -1,0 +1,280 @@
+"""A resumed run equals an unbroken one, batch for batch and bit for bit, at every micro-step."""
+
+import copy
+import json
+import random
+
+import pytest
+
+from omniload import Budget, ConfigError, DataLoader, StateError, World
+from omniload.shards import open_shards
+from omniload.transforms import transform_from_settings
+from tests.loader_data import Noisy, Wrapped, assert_same, assert_same_run, rows_of, write_data
+
+BUDGET = Budget(tokens=800, tiles=12)
+NUM_ROWS = 24
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("resume") / "shards", num_rows=NUM_ROWS)
+
+
+@pytest.fixture(scope="module")
+def transform(data):
+    return Noisy(transform_from_settings(open_shards(data).manifest.settings))
+
+
+def loader(data, **arguments):
+    return DataLoader(data, **{"budget": BUDGET, "world": World(), **arguments})
+
+
+def world(dp_rank, dp_world_size):
+    return World(dp_rank=dp_rank, dp_world_size=dp_world_size)
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+def record_run(loading, num_epochs):
+    """Batches of whole epochs, and the state before each of them and at the end."""
+    batches, states = [], [loading.state_dict()]
+    for _ in range(num_epochs):
+        for batch in loading:
+            batches.append(batch)
+            states.append(through_json(loading.state_dict()))
+    return batches, states
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("size", "accumulation", "window_rows"), [(1, 1, None), (2, 2, None), (1, 2, 7), (3, 1, 7)]
+)
+def test_resume_at_every_step_is_exact(
+    data, transform, num_workers, size, accumulation, window_rows
+):
+    arguments = {
+        "transform": transform,
+        "world": world(size - 1, size),
+        "accumulation": accumulation,
+        "window_rows": window_rows,
+    }
+    unbroken = loader(data, num_workers=2 - num_workers, **arguments)
+    batches, states = record_run(unbroken, num_epochs=2)
+    # workers cost 0.1 s each time: with them every third place, without them every place
+    for done in range(0, len(batches) + 1, 1 if num_workers == 0 else 3):
+        resumed = loader(data, num_workers=num_workers, **arguments)
+        resumed.load_state_dict(states[done])
+        assert resumed.state_dict() == states[done]
+        rest = []
+        while len(rest) < len(batches) - done:
+            rest += list(resumed)
+        assert_same_run(rest, batches[done:])
+        if rest:
+            assert resumed.state_dict() == states[-1]
+
+
+def test_prefetched_batches_are_not_counted(data):
+    alone = loader(data)
+    batches, states = record_run(alone, num_epochs=1)
+    eager = loader(data, num_workers=2, prefetch_factor=8)
+    for number, _ in enumerate(eager):
+        assert eager.state_dict() == states[number + 1]
+    assert len(states) == len(batches) + 1
+
+
+def test_all_ranks_have_the_same_state(data):
+    runs = [
+        record_run(loader(data, world=world(rank, 3), accumulation=2), num_epochs=2)[1]
+        for rank in range(3)
+    ]
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_the_state_after_the_last_batch_is_the_start_of_the_next_epoch(data):
+    loading = loader(data)
+    last = len(loading) - 1
+    for number, _ in enumerate(loading):
+        if number == last:
+            state = loading.state_dict()
+            break
+    fresh = loader(data)
+    fresh.set_epoch(1)
+    assert state == fresh.state_dict()
+    assert (state["epoch"], state["step"], state["micro_step"]) == (1, 0, 0)
+
+
+def test_set_epoch_at_the_head_of_a_resumed_loop_keeps_the_place(data):
+    batches, states = record_run(loader(data), num_epochs=2)
+    middle = len(loader(data)) + 2
+    resumed = loader(data)
+    resumed.load_state_dict(states[middle])
+    resumed.set_epoch(states[middle]["epoch"])
+    assert_same_run(resumed, batches[middle:])
+
+
+def test_a_loaded_place_holds_until_a_batch_is_taken(data):
+    batches, states = record_run(loader(data), num_epochs=1)
+    resumed = loader(data)
+    resumed.load_state_dict(states[2])
+    expected = len(batches)
+    assert len(resumed) == expected
+    iter(resumed)  # a look that takes nothing
+    assert_same(next(iter(resumed)), batches[2])
+    assert_same(next(iter(resumed)), batches[0])
+
+
+def test_a_live_iterator_ends_when_a_state_is_loaded(data):
+    batches, states = record_run(loader(data), num_epochs=1)
+    loading = loader(data, num_workers=1)
+    running = iter(loading)
+    next(running)
+    loading.load_state_dict(states[3])
+    with pytest.raises(StateError, match=r"ended by load_state_dict\(\)"):
+        next(running)
+    assert_same_run(loading, batches[3:])
+
+
+def test_loading_does_not_change_the_state_given(data):
+    _, states = record_run(loader(data), num_epochs=1)
+    state = states[2]
+    kept = copy.deepcopy(state)
+    loading = loader(data)
+    loading.load_state_dict(state)
+    list(loading)
+    assert state == kept
+    saved = loading.state_dict()
+    saved["epoch"] = 99
+    assert loading.state_dict()["epoch"] == 1
+
+
+def test_a_chain_of_stops_over_changing_ranks_sees_each_row_once(data):
+    for seed in range(6):
+        chance = random.Random(seed)
+        shards, state, seen = open_shards(data), None, []
+        while state is None or state["epoch"] == 0:
+            size, accumulation = chance.randint(1, 4), chance.randint(1, 3)
+            steps = chance.randint(1, 3)
+            states = []
+            for rank in range(size):
+                loading = loader(
+                    shards, world=world(rank, size), accumulation=accumulation, seed=seed
+                )
+                if state is not None:
+                    loading.load_state_dict(state)
+                for batch in loading:
+                    seen += batch.sample_ids.tolist()
+                    steps_here = batch.step + 1 - (0 if state is None else state["step"])
+                    if batch.is_last_micro_step and steps_here == steps:
+                        break
+                states.append(loading.state_dict())
+            assert all(other == states[0] for other in states)
+            state = through_json(states[0])
+        assert sorted(seen) == list(range(NUM_ROWS)), f"seed {seed}"
+        assert (state["epoch"], state["step"]) == (1, 0)
+
+
+def test_other_ranks_continue_at_a_step_boundary_with_the_steps_counted(data):
+    _, states = record_run(loader(data, accumulation=2), num_epochs=1)
+    resumed = loader(data, world=world(0, 2), accumulation=1)
+    resumed.load_state_dict(states[4])
+    expected = len(resumed)
+    batches = list(resumed)
+    assert batches[0].step == 2
+    assert batches[-1].step + 1 == expected
+    assert resumed.epoch == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"world": World(dp_world_size=2)}, {"accumulation": 3}, {"accumulation": 1}]
+)
+def test_other_ranks_inside_a_step_are_refused(data, change):
+    _, states = record_run(loader(data, accumulation=2), num_epochs=1)
+    other = loader(data, **{"accumulation": 2, **change})
+    with pytest.raises(StateError, match=r"optimizer-step boundary only.*step 0, 1 of 2"):
+        other.load_state_dict(states[1])
+    with pytest.raises(StateError, match="optimizer-step boundary"):
+        other.load_state_dict(states[1], strict=False)
+    other.load_state_dict(states[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": Budget(tokens=900, tiles=12)}, r"budget_tokens: 800 .*, 900 in this loader"),
+        ({"budget": Budget(tokens=800)}, r"budget_tiles: 12 in the state, None in this loader"),
+        ({"seed": 5}, r"seed: 0 in the state, 5 in this loader"),
+        ({"shuffle": False}, r"order: 'isf/\d+' in the state, 'sequential/\d+' in this loader"),
+        ({"grouping": "random"}, r"order: 'isf/\d+' .* 'random/\d+'"),
+        ({"oversize": "drop"}, r"oversize: 'error' in the state, 'drop' in this loader"),
+        ({"window_rows": 5}, r"window_rows: None in the state, 5 in this loader"),
+    ],
+)
+def test_changed_settings_are_refused_with_both_values(data, change, message):
+    state = loader(data).state_dict()
+    other = loader(data, **change)
+    before = other.state_dict()
+    with pytest.raises(StateError, match=message):
+        other.load_state_dict(state)
+    assert other.state_dict() == before
+
+
+def test_changed_data_is_refused(data, tmp_path):
+    state = loader(data).state_dict()
+    moved = write_data(tmp_path / "moved", num_rows=NUM_ROWS)
+    loader(moved).load_state_dict(state)
+    changed = write_data(tmp_path / "changed", num_rows=NUM_ROWS, seed=1)
+    with pytest.raises(StateError, match=r"data: '\w{32}' in the state, '\w{32}' in this loader"):
+        loader(changed).load_state_dict(state)
+    longer = write_data(tmp_path / "longer", num_rows=NUM_ROWS + 1)
+    with pytest.raises(StateError, match="num_rows: 24 in the state, 25 in this loader"):
+        loader(longer).load_state_dict(state)
+
+
+def test_a_changed_transform_is_refused_unless_not_strict(data, transform, caplog):
+    own = Wrapped(transform.inner)
+    batches, states = record_run(loader(data, transform=transform), num_epochs=1)
+    resumed = loader(data, transform=own)
+    with pytest.raises(StateError, match=r"transform: 'noisy/1' in the state, 'wrapped/1'"):
+        resumed.load_state_dict(states[2])
+    resumed.load_state_dict(states[2], strict=False)
+    assert "transform: 'noisy/1' in the state" in caplog.text
+    assert rows_of(resumed) == rows_of(batches[2:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "must have schema 1, which this omniload reads, got 2"),
+        ({"schema": None}, "must have schema 1"),
+        ({"epoch": -1}, "damaged: epoch must be a count, got -1"),
+        ({"step": "4"}, "damaged: step must be a count, got '4'"),
+        ({"micro_step": True}, "damaged: micro_step must be a count"),
+        ({"micro_step": 2}, "micro_step .* must be below its accumulation: got 2 of 2"),
+        ({"accumulation": 0}, "damaged: accumulation must be a count"),
+        ({"data": 3}, "damaged: data must be str"),
+        ({"extra": 1}, r"unknown \['extra'\]"),
+        ({"step": 50, "groups": 10**6}, "names no place in this data"),
+        ({"step": 50, "window": 10**6}, "names no place in this data"),
+    ],
+)
+def test_a_damaged_state_is_refused(data, change, message):
+    loading = loader(data, accumulation=2)
+    state = {**loading.state_dict(), **change}
+    with pytest.raises(StateError, match=message):
+        loading.load_state_dict(state)
+
+
+def test_what_is_no_state_is_refused(data):
+    loading = loader(data)
+    with pytest.raises(
+        StateError, match=r"must be the dict that state_dict\(\) returned, got list"
+    ):
+        loading.load_state_dict([1])
+    state = loading.state_dict()
+    del state["groups"]
+    with pytest.raises(StateError, match=r"missing \['groups'\]"):
+        loading.load_state_dict(state)
+    with pytest.raises(ConfigError, match="epoch must be an integer"):
+        loading.set_epoch(-1)
