@@ -74,6 +74,10 @@ class Buffer {
   // The elements, once their type and place are known to be right.
   template <typename T>
   T* as() const {
+    if (reinterpret_cast<std::uintptr_t>(view_.buf) % alignof(T) != 0) {
+      throw std::invalid_argument(std::string(name_) + " must be aligned to " +
+                                  std::to_string(alignof(T)) + " bytes.");
+    }
     // one native letter; NumPy writes int64 as 'l' or 'q', whichever the platform calls it
     const char* format = view_.format == nullptr ? "B" : view_.format;
     const char* letters = sizeof(T) == 1 ? "B" : "ilq";
@@ -84,10 +88,6 @@ class Buffer {
                                   (sizeof(T) == 1 ? "uint8" : sizeof(T) == 4 ? "int32" : "int64") +
                                   ", got format '" + format + "' of " +
                                   std::to_string(view_.itemsize) + " bytes.");
-    }
-    if (reinterpret_cast<std::uintptr_t>(view_.buf) % alignof(T) != 0) {
-      throw std::invalid_argument(std::string(name_) + " must be aligned to " +
-                                  std::to_string(alignof(T)) + " bytes.");
     }
     return static_cast<T*>(view_.buf);
   }
