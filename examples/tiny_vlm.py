@@ -9,8 +9,9 @@ packing changes nothing. One set of weights takes both forms of a batch:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -130,6 +131,19 @@ class TinyVLM(nn.Module):
         self.embed = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(num_layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab_size)
+
+    @classmethod
+    def for_shards(cls, settings: Mapping[str, Any], loss: str = "sum") -> TinyVLM:
+        """Make a model for shards, from `loader.manifest.settings`; tiles of 8 x 8 patches."""
+        encoder, tile_size = settings["encoder"], settings["tiling"]["size"]
+        return cls(
+            vocab_size=encoder["vocab_size"],
+            image_token_id=encoder["image_token_id"],
+            tokens_per_tile=encoder["tokens_per_tile"],
+            tile_size=tile_size,
+            patch_size=tile_size // 8,
+            loss=loss,
+        )
 
     def forward(
         self,
