@@ -1,0 +1,187 @@
+"""`omniload bench grouping`: how fast groupings are, and how good their groups."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from omniload.index import LengthIndex
+    from omniload.types import Budget, Groups
+
+__all__ = ["group_figures", "grouping", "matched_tiles", "read_lengths"]
+
+_COLUMNS = (("num_tokens", "n_tokens"), ("num_tiles", "n_tiles"))  # our name, the other one
+
+
+def grouping(
+    lengths: Annotated[
+        Path | None,
+        typer.Option(
+            help="Shard folder, or Parquet file with num_tokens and num_tiles (or n_tokens and "
+            "n_tiles). Without it: made-up lengths."
+        ),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Rows of the made-up lengths.")] = 1_200_000,
+    budget_tokens: Annotated[int, typer.Option(min=1, help="Tokens a group may hold.")] = 4096,
+    budget_tiles: Annotated[
+        int | None,
+        typer.Option(min=0, help="Tiles a group may hold. Without it: matched to the data."),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks of a step.")] = 64,
+    accumulation: Annotated[int, typer.Option(min=1, help="Groups a rank in a step.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A grouping to measure; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of lengths and groupings.")] = 0,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of timing.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare groupings: time, number of groups, balance over ranks.
+
+    Dist ratios are those of the order in which groups come, before anything is balanced inside a
+    step; steps that are not full are left out. Times are wall times of the grouping alone, warm.
+
+    Example: `omniload bench grouping --samples 200000 --ranks 8`
+    """
+    from omniload.grouping import GROUPINGS, get_grouping
+    from omniload.tools.bench_common import emit, measure
+    from omniload.types import Budget
+
+    index, note = read_lengths(lengths, samples=samples, seed=seed)
+    tiles = matched_tiles(index, budget_tokens) if budget_tiles is None else budget_tiles
+    budget = Budget(tokens=budget_tokens, tiles=tiles)
+    index, left_out = _leave_out_oversize(index, budget)
+    functions = {name: get_grouping(name) for name in (only or GROUPINGS)}
+    calls = {
+        name: partial(function, index.num_tokens, index.num_tiles, budget=budget, key=(seed, 0))
+        for name, function in functions.items()
+    }
+    timings = measure(calls, repeats=repeats)
+    rows = []
+    for name, call in calls.items():
+        seconds = timings[name].median_s
+        rows.append(
+            {
+                "grouping": name,
+                "samples": len(index),
+                "seconds": seconds,
+                "samples/s": round(len(index) / max(seconds, 1e-9)),
+                **group_figures(
+                    call(), index, budget=budget, ranks=ranks, accumulation=accumulation
+                ),
+            }
+        )
+    notes = (
+        f"{note}; {left_out} rows over the budget left out. Budget: {budget.tokens} tokens, "
+        f"{budget.tiles} tiles. Steps: {ranks} ranks x {accumulation} groups. groups/bound: over "
+        "the sum of sizes by the budget, the larger of tokens and tiles."
+    )
+    emit("grouping", rows, as_json, notes)
+
+
+def read_lengths(path: Path | None, *, samples: int, seed: int) -> tuple[LengthIndex, str]:
+    """Read the lengths of a data set, or make some up.
+
+    Returns:
+        The index, and what it is, in words.
+
+    Raises:
+        ConfigError: a Parquet file without the columns.
+        ShardError: a folder without shards.
+    """
+    from omniload.tools.lengths import make_lengths
+
+    if path is None:
+        return make_lengths(samples, seed=seed), f"{samples} made-up rows, seed {seed}"
+    if path.is_dir():
+        from omniload.shards import open_shards
+
+        return open_shards(path).index, f"shards {path.name}"
+    return _read_parquet(path), f"lengths {path.name}"
+
+
+def _read_parquet(path: Path) -> LengthIndex:
+    import pyarrow
+    import pyarrow.parquet
+
+    from omniload.errors import ConfigError
+    from omniload.index import LengthIndex
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise ConfigError(f"--lengths must be a shard folder or a Parquet file: {error}") from None
+    columns = {}
+    for names in _COLUMNS:
+        found = [name for name in names if name in table.column_names]
+        if not found:
+            raise ConfigError(
+                f"{path} must have a column {' or '.join(names)}, got {table.column_names}."
+            )
+        columns[names[0]] = table[found[0]].to_numpy()
+    return LengthIndex.from_arrays(**columns)
+
+
+def matched_tiles(index: LengthIndex, budget_tokens: int) -> int:
+    """Choose the tile budget that is used up together with the tokens.
+
+    It is `ceil(budget_tokens * mean tiles / mean tokens)`, and at least the tiles of every row.
+    """
+    tokens, tiles = int(index.num_tokens.sum(dtype=int)), int(index.num_tiles.sum(dtype=int))
+    matched = -(-budget_tokens * tiles // tokens) if tokens else 0
+    return max(matched, int(index.num_tiles.max(initial=0)))
+
+
+def _leave_out_oversize(index: LengthIndex, budget: Budget) -> tuple[LengthIndex, int]:
+    import numpy as np
+
+    from omniload.index import LengthIndex
+    from omniload.plan_order import find_oversize
+
+    over = find_oversize(index, budget)
+    keep = np.ones(len(index), bool)
+    keep[over] = False
+    kept = LengthIndex(
+        num_tokens=index.num_tokens[keep],
+        num_tiles=index.num_tiles[keep],
+        num_loss_tokens=index.num_loss_tokens[keep],
+    )
+    return kept, len(over)
+
+
+def group_figures(
+    groups: Groups, index: LengthIndex, *, budget: Budget, ranks: int, accumulation: int
+) -> dict[str, Any]:
+    """Say how good groups are: their number against the lower bound, and the balance of steps.
+
+    Args:
+        groups: groups of index rows, in emission order.
+        index: lengths of all rows.
+        budget: upper bounds they were made with.
+        ranks: data-parallel ranks of a step.
+        accumulation: groups of a rank in a step.
+
+    Returns:
+        `groups`, `groups/bound`, `dist tiles`, `dist tokens`.
+    """
+    from omniload.metrics import dist_ratio
+
+    tokens, tiles = groups.sums(index.num_tokens), groups.sums(index.num_tiles)
+    bound = -(-int(tokens.sum()) // budget.tokens)
+    if budget.tiles:
+        bound = max(bound, -(-int(tiles.sum()) // budget.tiles))
+    full = len(groups) // (ranks * accumulation) * ranks * accumulation
+
+    def dist(loads: Any) -> float:
+        return dist_ratio(loads[:full].reshape(-1, accumulation, ranks).sum(axis=1))
+
+    return {
+        "groups": len(groups),
+        "groups/bound": len(groups) / max(bound, 1),
+        "dist tiles": dist(tiles),
+        "dist tokens": dist(tokens),
+    }
