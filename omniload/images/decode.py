@@ -13,7 +13,7 @@
 | RGB, 16-bit | the high byte |
 | alpha (LA, RGBA, 16-bit too) | over white: (c * a + 255 * (255 - a)) / 255, rounded |
 | palette | its colours; with transparency: over white |
-| a single transparent colour (tRNS) | white in its place |
+| a single transparent colour (tRNS) | white in its place; 16-bit RGB: by its high bytes |
 | animated (GIF, WebP, PNG, AVIF), multi-page TIFF | the first frame |
 | EXIF orientation 2 to 8 | applied; anything else in Exif is ignored |
 | embedded colour profile (ICC) | ignored |
@@ -24,6 +24,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,7 @@ import simplejpeg
 from PIL import Image
 
 from omniload.errors import SampleError
-from omniload.images.header import open_pil, read_header
+from omniload.images.header import open_pil, read_header, reason
 
 __all__ = ["decode"]
 
@@ -80,19 +81,23 @@ def _decode_jpeg(data: bytes) -> UInt8Array:
 
 
 def _decode_pil(data: bytes, kind: str) -> UInt8Array:
-    with open_pil(data, kind) as image:
-        try:
-            # a damaged palette, text chunk or tag makes PIL warn; pixels or an error are the result
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+    data = bytes(data)
+    # PIL warns about damaged tags of TIFF and frames of APNG; pixels or an error are our result.
+    # Only where it may: changing the filters is not safe beside other threads before Python 3.14.
+    may_warn = kind == "tiff" or (kind == "png" and data.find(b"acTL", 0, data.find(b"IDAT")) > 0)
+    with warnings.catch_warnings() if may_warn else nullcontext():
+        if may_warn:
+            warnings.simplefilter("ignore")
+        with open_pil(data, kind) as image:
+            try:
                 image.load()
-                pixels = np.array(_to_rgb(image))
-        except SampleError:
-            raise
-        except Exception as error:  # PIL's readers raise whatever the damage leads to
-            reason = str(error).strip().rstrip(".") or type(error).__name__
-            raise SampleError(f"damaged {kind} image: {reason}.") from error
-    return pixels
+                if kind == "png" and data[24] == 16:
+                    _halve_depth_of_transparency(image)
+                return np.array(_to_rgb(image))
+            except SampleError:
+                raise
+            except Exception as error:  # PIL's readers raise whatever the damage leads to
+                raise SampleError(f"damaged {kind} image: {reason(error)}.") from error
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -103,14 +108,37 @@ def _to_rgb(image: Image.Image) -> Image.Image:
             "8-bit RGB first."
         )
     if mode.startswith("I"):
-        values = np.clip(np.asarray(image).astype(np.int64), 0, 65535) >> 8
-        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
-    if mode in _WITH_ALPHA or "transparency" in image.info:
+        return _from_integers(image)
+    palette = image.palette
+    if (
+        mode in _WITH_ALPHA
+        or "transparency" in image.info
+        or (mode == "P" and palette is not None and palette.mode == "RGBA")
+    ):
         with_alpha = image.convert("RGBA")
         over_white = Image.new("RGB", image.size, (255, 255, 255))
         over_white.paste(with_alpha, mask=with_alpha.getchannel("A"))
         return over_white
     return image if mode == "RGB" else image.convert("RGB")
+
+
+def _halve_depth_of_transparency(image: Image.Image) -> None:
+    """PIL gives the pixels of a 16-bit colour PNG as 8 bits, but its transparent colour as 16."""
+    colour = image.info.get("transparency")
+    if isinstance(colour, tuple):
+        image.info["transparency"] = tuple(value >> 8 for value in colour)
+
+
+def _from_integers(image: Image.Image) -> Image.Image:
+    """Greyscale of 16 bits, or of 32 bits clipped to 16: the high byte."""
+    values = np.asarray(image)
+    if values.dtype.itemsize > 2:
+        values = np.clip(values, 0, 65535)
+    grey = (values >> 8).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        grey[values == transparent] = 255
+    return Image.fromarray(grey).convert("RGB")
 
 
 def _upright(pixels: UInt8Array, orientation: int) -> UInt8Array:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 import struct
 from dataclasses import dataclass
+from importlib import import_module
 
 from PIL import Image
 
 from omniload.errors import SampleError
-from omniload.images.kinds import PIL_FORMATS, image_kind, missing_codecs
+from omniload.images.kinds import PIL_READERS, check_readable, image_kind
 
-__all__ = ["MAX_PIXELS", "Header", "check_readable", "image_size", "open_pil", "read_header"]
+__all__ = ["MAX_PIXELS", "Header", "image_size", "open_pil", "read_header", "reason"]
 
 #: Pixels an image may have; a file of a few kilobytes can claim any number of them.
 MAX_PIXELS = 178_956_970
@@ -86,7 +87,7 @@ def read_header(data: bytes) -> Header:
         if len(data) == 0:
             raise SampleError("the image is empty (0 bytes).")
         raise SampleError(
-            f"not an image of a known kind: expected {', '.join(PIL_FORMATS)}, got {len(data)} "
+            f"not an image of a known kind: expected {', '.join(PIL_READERS)}, got {len(data)} "
             f"bytes that start with {bytes(data[:8])!r}."
         )
     try:
@@ -105,15 +106,6 @@ def read_header(data: bytes) -> Header:
     return header
 
 
-def check_readable(kind: str) -> None:
-    """Raise a SampleError with the remedy if the installed PIL can't read this kind."""
-    if kind == "heic":
-        raise SampleError("HEIC images can't be read: convert them to JPEG or PNG first.")
-    remedy = missing_codecs().get(kind)
-    if remedy is not None:
-        raise SampleError(f"{kind} images can't be read here: {remedy}.")
-
-
 def open_pil(data: bytes, kind: str) -> Image.Image:
     """Open an image with PIL's reader of this kind, nothing decoded yet.
 
@@ -124,17 +116,18 @@ def open_pil(data: bytes, kind: str) -> Image.Image:
         SampleError: PIL can't read this kind, or the header is damaged.
     """
     check_readable(kind)
-    Image.init()
-    factory = Image.OPEN[PIL_FORMATS[kind]][0]
+    module, name = PIL_READERS[kind]
+    reader = getattr(import_module(module), name)
     try:
-        return factory(io.BytesIO(data), "")
+        image: Image.Image = reader(io.BytesIO(data), "")
     except Exception as error:  # PIL's readers raise whatever the damage leads to
-        raise SampleError(f"damaged {kind} image: {_reason(error)}.") from error
+        raise SampleError(f"damaged {kind} image: {reason(error)}.") from error
+    return image
 
 
-def _reason(error: BaseException) -> str:
-    text = str(error).strip().rstrip(".")
-    return text or type(error).__name__
+def reason(error: BaseException) -> str:
+    """What an error of PIL says, without the full stop."""
+    return str(error).strip().rstrip(".") or type(error).__name__
 
 
 def _jpeg(data: bytes, kind: str) -> Header:
@@ -142,8 +135,8 @@ def _jpeg(data: bytes, kind: str) -> Header:
     orientation = 1
     at = 2
     while True:
-        if data[at] != 0xFF:
-            raise ValueError(f"no marker at byte {at}")
+        while data[at] != 0xFF:  # stray bytes between segments: skipped, as libjpeg does
+            at += 1
         while data[at] == 0xFF:  # any number of fill bytes may precede a marker
             at += 1
         marker = data[at]
@@ -159,7 +152,7 @@ def _jpeg(data: bytes, kind: str) -> Header:
             )
         if marker in (0xD9, 0xDA):
             raise ValueError("image data before the frame header")
-        if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a segment
+        if marker <= 0x01 or 0xD0 <= marker <= 0xD8:  # no marker, or one without a segment
             continue
         (length,) = struct.unpack_from(">H", data, at)
         if marker == 0xE1 and data[at + 2 : at + 8] == b"Exif\0\0":
@@ -183,8 +176,18 @@ def _png(data: bytes, kind: str) -> Header:
 
 
 def _gif(data: bytes, kind: str) -> Header:
-    width, height = struct.unpack_from("<HH", data, 6)
-    return Header(kind=kind, width=width, height=height)
+    """The logical screen, or more if the first frame reaches beyond it (PIL widens it too)."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    while data[at] == 0x21:  # extensions: label, then sub-blocks up to an empty one
+        at += 2
+        while data[at]:
+            at += 1 + data[at]
+        at += 1
+    if data[at] != 0x2C:
+        raise ValueError("no frame")
+    left, top, columns, rows = struct.unpack_from("<HHHH", data, at + 1)
+    return Header(kind=kind, width=max(width, left + columns), height=max(height, top + rows))
 
 
 def _bmp(data: bytes, kind: str) -> Header:
@@ -238,8 +241,7 @@ def _tiff(data: bytes, kind: str) -> Header:
 def _by_pil(data: bytes, kind: str) -> Header:
     with open_pil(data, kind) as image:
         width, height = image.size
-        exif = image.info.get("exif", b"")
-    orientation = _exif_orientation(exif.removeprefix(b"Exif\0\0")) if exif else 1
+        orientation = _exif_orientation(image.info.get("exif", b""))
     return Header(kind=kind, width=width, height=height, orientation=orientation)
 
 

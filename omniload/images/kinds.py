@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import PIL
 from PIL import features
 
-__all__ = ["PIL_FORMATS", "PilInfo", "image_kind", "missing_codecs", "pil_info"]
+from omniload.errors import SampleError
 
-#: kind -> PIL's name of the format; what PIL is allowed to open.
-PIL_FORMATS = {
-    "jpeg": "JPEG",
-    "png": "PNG",
-    "gif": "GIF",
-    "webp": "WEBP",
-    "bmp": "BMP",
-    "tiff": "TIFF",
-    "avif": "AVIF",
-    "jpeg2000": "JPEG2000",
-    "ppm": "PPM",
+__all__ = ["PIL_READERS", "PilInfo", "check_readable", "image_kind", "missing_codecs", "pil_info"]
+
+#: kind -> module and class of PIL that read it; PIL is never left to guess the kind.
+PIL_READERS = {
+    "jpeg": ("PIL.JpegImagePlugin", "JpegImageFile"),
+    "png": ("PIL.PngImagePlugin", "PngImageFile"),
+    "gif": ("PIL.GifImagePlugin", "GifImageFile"),
+    "webp": ("PIL.WebPImagePlugin", "WebPImageFile"),
+    "bmp": ("PIL.BmpImagePlugin", "BmpImageFile"),
+    "tiff": ("PIL.TiffImagePlugin", "TiffImageFile"),
+    "avif": ("PIL.AvifImagePlugin", "AvifImageFile"),
+    "jpeg2000": ("PIL.Jpeg2KImagePlugin", "Jpeg2KImageFile"),
+    "ppm": ("PIL.PpmImagePlugin", "PpmImageFile"),
 }
 
 _AVIF_BRANDS = (b"avif", b"avis")
@@ -93,16 +96,35 @@ def missing_codecs() -> dict[str, str]:
     Returns:
         kind -> remedy, empty if nothing is missing.
     """
-    missing = {}
-    for kind, (feature, library) in _FEATURES.items():
-        # an older PIL doesn't know the name at all and warns about it
-        known = feature in features.get_supported_modules() + features.get_supported_codecs()
-        if not known:
-            missing[kind] = (
-                f"PIL {PIL.__version__} was built without {library}: install that library and "
-                "build PIL again, or install plain Pillow (pip install --force-reinstall pillow)"
-            )
-    return missing
+    return dict(_missing_codecs())
+
+
+def check_readable(kind: str) -> None:
+    """Check that the installed PIL can read a kind of image.
+
+    Raises:
+        SampleError: it can't; names the remedy.
+    """
+    if kind == "heic":
+        raise SampleError("heic images can't be read: convert them to JPEG or PNG first.")
+    for missing, remedy in _missing_codecs():
+        if missing == kind:
+            raise SampleError(f"{kind} images can't be read here: {remedy}.")
+
+
+@cache  # a fact about this process; the look-up takes longer than reading a header
+def _missing_codecs() -> tuple[tuple[str, str], ...]:
+    # an older PIL warns about a name that it doesn't know; these lists hold the known ones
+    supported = {*features.get_supported_modules(), *features.get_supported_codecs()}
+    return tuple(
+        (
+            kind,
+            f"PIL {PIL.__version__} was built without {library}; install that library and build "
+            "PIL again, or install plain Pillow (pip install --force-reinstall pillow)",
+        )
+        for kind, (feature, library) in _FEATURES.items()
+        if feature not in supported
+    )
 
 
 def pil_info() -> PilInfo:

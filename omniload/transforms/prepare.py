@@ -164,7 +164,7 @@ def _truncated(prepared: Prepared, max_tokens: int, *, margin: int) -> Prepared:
         truncated=True,
         tiles_reduced=prepared.tiles_reduced,
     )
-    if cut.num_loss_tokens == 0 and prepared.num_loss_tokens:
+    if cut.num_loss_tokens == 0:
         raise SampleError(
             f"no token that gives loss is left after cutting {prepared.num_tokens} tokens to "
             f"{max_tokens}."

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken, Tokenizer
 
 from omniload.errors import ConfigError, SampleError
-from omniload.transforms.pieces import IMAGE_MARK, ROLES, ChatTemplate, ImageStrings, TurnLoss
+from omniload.transforms.pieces import (
+    IMAGE_MARK,
+    ROLES,
+    ChatTemplate,
+    ImageStrings,
+    Piece,
+    TurnLoss,
+)
 from omniload.transforms.templates import DataTemplate, load_template
 from omniload.transforms.tokenizer import LoadedTokenizer, load_tokenizer
+from omniload.transforms.vocabulary import Chunk, Vocabulary
 from omniload.types import IGNORE_INDEX, Message
 
 __all__ = [
+    "IMAGE_MARK",
+    "ChatTemplate",
     "ConversationEncoder",
     "DataTemplate",
     "Encoded",
     "ImageStrings",
     "LoadedTokenizer",
+    "Loss",
     "load_template",
     "load_tokenizer",
 ]
@@ -49,20 +58,20 @@ class Encoded:
 class ConversationEncoder:
     """Turns conversations into token ids and labels; picklable, cheap to make.
 
-    Text of the data can never become a control token: what the template writes is looked up, what
-    the data holds is tokenised as plain text, whatever it looks like. Tokens that the template
-    needs and the tokenizer lacks are added at its end; `settings()["vocab_size"]` is what a model
-    has to cover.
+    Each mark `<image>` becomes the template's start, `tokens_per_tile` image tokens for each tile
+    of that image, and end; none of them ever gives loss. Text of the data can't become a control
+    token, whatever it looks like. Control tokens that the tokenizer lacks are added at its end;
+    `settings()["vocab_size"]` is what a model has to cover.
 
     Args:
         tokenizer: from `load_tokenizer`.
         template: from `load_template`.
-        loss: "assistant": every answer; "last": the last answer only; "all": every token but
-            images and padding. A message's weight of 0 or 1 goes before it.
+        loss: "assistant": every answer, its end token included; "last": the last answer only;
+            "all": every token but images. A message's weight of 0 or 1 goes before it.
         tokens_per_tile: tokens the language model sees for one image tile.
 
     Raises:
-        ConfigError: a setting out of range, or a template that this tokenizer can't serve.
+        ConfigError: a setting out of range.
     """
 
     def __init__(
@@ -78,41 +87,22 @@ class ConversationEncoder:
         if isinstance(tokens_per_tile, bool) or not isinstance(tokens_per_tile, int):
             raise ConfigError(f"tokens_per_tile must be an integer, got {tokens_per_tile!r}.")
         if not 1 <= tokens_per_tile <= 1 << 20:
-            raise ConfigError(f"tokens_per_tile must be at least 1, got {tokens_per_tile}.")
+            raise ConfigError(
+                f"tokens_per_tile must be between 1 and {1 << 20}, got {tokens_per_tile}."
+            )
         self.tokenizer = tokenizer
         self.template = template
         self.loss = loss
         self.tokens_per_tile = tokens_per_tile
-        self.pad_token = tokenizer.pad_token or template.pad_token
-        built = tokenizer.build()
-        needed = (
-            *template.special_tokens,
-            *(_bos_eos(template)),
-            *(t for t in (template.image.start, template.image.token, template.image.end) if t),
-            self.pad_token,
-        )
-        self.added_tokens = tuple(
-            dict.fromkeys(token for token in needed if built.token_to_id(token) is None)
-        )
-        # marks tokens that are there already as special, so that data can't forge them
-        built.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in needed])
-        self._controls = {
-            token.content: index
-            for index, token in built.get_added_tokens_decoder().items()
-            if token.special
-        }
-        self._pattern = re.compile(
-            "|".join(re.escape(token) for token in sorted(self._controls, key=len, reverse=True))
-        )
-        self._json: str = built.to_str()
-        built.encode_special_tokens = True  # from here on special tokens in text are plain text
-        self._built: Tokenizer = built
-        self._control_ids = frozenset(self._controls.values())
-        self._adds_space = built.encode("a", add_special_tokens=False).tokens[:1] not in (["a"], [])
-        self.image_token_id = self._controls[template.image.token]
-        self.pad_token_id = self._controls[self.pad_token]
-        self.image_start_ids = self._ids_of_template_text(template.image.start)
-        self.image_end_ids = self._ids_of_template_text(template.image.end)
+        image = template.image
+        pad_token = tokenizer.pad_token or template.pad_token
+        needed = (*template.special_tokens, image.start, image.token, image.end, pad_token)
+        vocabulary = Vocabulary(tokenizer, [token for token in needed if token])
+        self._vocabulary = vocabulary
+        self.image_token_id = vocabulary.controls[image.token]
+        self.pad_token_id = vocabulary.controls[pad_token]
+        self.image_start_ids = (vocabulary.controls[image.start],) if image.start else ()
+        self.image_end_ids = (vocabulary.controls[image.end],) if image.end else ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.tokenizer, self.template, self.loss, self.tokens_per_tile)
@@ -120,11 +110,16 @@ class ConversationEncoder:
     @property
     def vocab_size(self) -> int:
         """Rows a model's embedding needs: the highest token id + 1."""
-        return max(self._built.get_vocab(with_added_tokens=True).values()) + 1
+        return self._vocabulary.size
+
+    @property
+    def added_tokens(self) -> tuple[str, ...]:
+        """Control tokens that the tokenizer lacked; added at its end, in this order."""
+        return self._vocabulary.added
 
     def tokenizer_json(self) -> str:
         """Content of a `tokenizer.json` with the added tokens in it."""
-        return self._json
+        return self._vocabulary.json
 
     def settings(self) -> dict[str, Any]:
         """Give everything that decides token ids and labels, as plain JSON."""
@@ -141,7 +136,7 @@ class ConversationEncoder:
             "image_start_ids": list(self.image_start_ids),
             "image_end_ids": list(self.image_end_ids),
             "pad_token_id": self.pad_token_id,
-            "filler_ids": self._plain_ids("."),
+            "filler_ids": self._vocabulary.plain_ids("."),
         }
 
     def encode(self, messages: Sequence[Message], image_num_tiles: Sequence[int]) -> Encoded:
@@ -156,59 +151,31 @@ class ConversationEncoder:
 
         Raises:
             SampleError: no text and no image at all, an unknown role, a weight other than 0 and 1,
-                a number of marks that isn't the number of images, or a template that fails.
+                a number of marks that isn't the number of images, text that is no valid Unicode,
+                or a template that fails or moves images.
         """
         self._check(messages, image_num_tiles)
-        pieces = self.template.pieces(messages, self._turn_losses(messages), self._pattern)
-        ids: list[int] = []
-        gives_loss: list[bool] = []
-        spans: list[tuple[int, int]] = []
-        pending: list[str] = []
-        pending_loss = False
-
-        def flush() -> None:
-            if pending:
-                add(self._plain_ids("".join(pending)), pending_loss)
-                pending.clear()
-
-        def add(new: Sequence[int], loss: bool) -> None:
-            ids.extend(new)
-            gives_loss.extend([loss] * len(new))
-
+        pieces = self.template.pieces(
+            messages, self._turn_losses(messages), self._vocabulary.pattern
+        )
+        num_images = sum(piece.kind == "image" for piece in pieces)
+        if num_images != len(image_num_tiles):
+            raise SampleError(
+                f"template {self.template.name!r} must keep each image once: expected "
+                f"{len(image_num_tiles)}, got {num_images}."
+            )
+        tokens = _Tokens(self._vocabulary)
+        counts = iter(image_num_tiles)
         for piece in pieces:
             if piece.kind == "text":
-                if piece.fresh or piece.loss != pending_loss:
-                    flush()
-                pending.append(piece.text)
-                pending_loss = piece.loss
-                continue
-            flush()
-            if piece.kind == "control":
-                add([self._controls[piece.text]], piece.loss)
-                continue
-            if len(spans) == len(image_num_tiles):
-                raise SampleError(
-                    f"template {self.template.name!r} repeats an image: expected "
-                    f"{len(image_num_tiles)}, got more."
-                )
-            add(self.image_start_ids, False)
-            count = int(image_num_tiles[len(spans)]) * self.tokens_per_tile
-            spans.append((len(ids), len(ids) + count))
-            add([self.image_token_id] * count, False)
-            add(self.image_end_ids, False)
-        flush()
-        if len(spans) != len(image_num_tiles):
-            raise SampleError(
-                f"template {self.template.name!r} drops an image: expected "
-                f"{len(image_num_tiles)}, got {len(spans)}."
-            )
-        input_ids = np.array(ids, dtype=np.int32)
-        labels = np.where(np.array(gives_loss, dtype=bool), input_ids, np.int32(IGNORE_INDEX))
-        return Encoded(
-            input_ids=input_ids,
-            labels=labels,
-            image_spans=np.array(spans, dtype=np.int32).reshape(-1, 2),
-        )
+                tokens.add_text(piece)
+            elif piece.kind == "control":
+                tokens.add_control(piece)
+            else:
+                tokens.add_ids(self.image_start_ids)
+                tokens.add_image(self.image_token_id, int(next(counts)) * self.tokens_per_tile)
+                tokens.add_ids(self.image_end_ids)
+        return tokens.encoded()
 
     def _check(self, messages: Sequence[Message], image_num_tiles: Sequence[int]) -> None:
         if not any(message.content.strip() for message in messages):
@@ -241,36 +208,88 @@ class ConversationEncoder:
         )
         losses = []
         for index, message in enumerate(messages):
-            frame = self.loss == "all" and message.weight != 0
             if message.weight is not None:
                 content = bool(message.weight)
             elif self.loss == "last":
                 content = index == last
             else:
                 content = self.loss == "all" or message.role == "assistant"
-            losses.append(TurnLoss(content, frame))
+            losses.append(TurnLoss(content, self.loss == "all" and message.weight != 0))
         return losses
 
-    def _plain_ids(self, text: str) -> list[int]:
-        """Tokenise text of the data; the result holds no control token."""
-        if self._adds_space and text.startswith(" "):
-            text = text[1:]  # the tokenizer puts one there itself
-        ids: list[int] = self._built.encode(text, add_special_tokens=False).ids
-        if self._control_ids.isdisjoint(ids):
-            return ids
-        raise SampleError(
-            "the tokenizer reads plain text of the data as a control token: "
-            f"{text[:80]!r}. Its control tokens must be special tokens."
+
+class _Tokens:
+    """Collects the tokens of one conversation."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._chunks: list[Chunk] = []
+        self._spans: list[tuple[int, int]] = []
+        self._text: list[tuple[str, bool]] = []
+        self._length = 0
+        self._is_first = True
+        self._strip = False
+
+    def add_text(self, piece: Piece) -> None:
+        text = piece.text
+        if self._strip:  # the control token before it takes the white space
+            text = text.lstrip()
+            if not text:
+                return
+            self._strip = False
+        apart = piece.fresh or (bool(self._text) and self._text[-1][1] != piece.loss)
+        if not self._vocabulary.adds_space:
+            if apart:
+                self._flush()
+            elif self._text:
+                text = self._text.pop()[0] + text
+        self._text.append((text, piece.loss))
+
+    def add_control(self, piece: Piece) -> None:
+        if piece.text in self._vocabulary.strips_left and self._text:
+            text, loss = self._text.pop()
+            if text.rstrip():
+                self._text.append((text.rstrip(), loss))
+        self.add_ids([self._vocabulary.controls[piece.text]], loss=piece.loss)
+        self._strip = piece.text in self._vocabulary.strips_right
+
+    def add_ids(self, ids: Sequence[int], *, loss: bool = False) -> None:
+        if ids:
+            self._flush()
+            self._add(Chunk(ids, loss))
+
+    def add_image(self, token: int, count: int) -> None:
+        self._flush()
+        self._spans.append((self._length, self._length + count))
+        self._add(Chunk(np.full(count, token, dtype=np.int32), False))
+
+    def encoded(self) -> Encoded:
+        self._flush()
+        input_ids = np.empty(self._length, dtype=np.int32)
+        gives_loss = np.empty(self._length, dtype=bool)
+        at = 0
+        for ids, loss in self._chunks:
+            end = at + len(ids)
+            input_ids[at:end] = ids
+            gives_loss[at:end] = loss
+            at = end
+        return Encoded(
+            input_ids=input_ids,
+            labels=np.where(gives_loss, input_ids, np.int32(IGNORE_INDEX)),
+            image_spans=np.array(self._spans, dtype=np.int32).reshape(-1, 2),
         )
 
-    def _ids_of_template_text(self, text: str) -> tuple[int, ...]:
-        return (self._controls[text],) if text else ()
+    def _flush(self) -> None:
+        self._strip = False
+        if self._text:
+            for chunk in self._vocabulary.chunks(self._text, first=self._is_first):
+                self._add(chunk)
+            self._text = []
+            self._is_first = False
 
-
-def _bos_eos(template: ChatTemplate) -> list[str]:
-    if isinstance(template, DataTemplate):
-        return [token for token in (template.bos, template.eos) if token]
-    return []
+    def _add(self, chunk: Chunk) -> None:
+        self._chunks.append(chunk)
+        self._length += len(chunk.ids)
 
 
 def _rebuild(

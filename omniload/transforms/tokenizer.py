@@ -53,9 +53,16 @@ class LoadedTokenizer:
         return tokenizer
 
     @property
+    def is_embedded(self) -> bool:
+        """Whether it is the byte-level tokenizer that is built in code: byte b is token b."""
+        return self.name == EMBEDDED and self.json == _embedded_json()
+
+    @property
     def fingerprint(self) -> str:
         """32 hex digits of everything that decides token ids."""
-        text = json.dumps([self.json, self.bos_token, self.eos_token, self.pad_token])
+        # how the tokenizers library writes the embedded one may change with its version
+        content = EMBEDDED if self.is_embedded else self.json
+        text = json.dumps([content, self.bos_token, self.eos_token, self.pad_token])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
