@@ -197,6 +197,7 @@ class DataLoader:
             on_batch=self._hand_out,
             on_end=self._finish,
             on_error=self._forget_workers,
+            has_workers=self._options.num_workers > 0,
         )
         self._live = weakref.ref(batches)
         return batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 
 from omniload.batch import PackedBatch
@@ -18,6 +19,7 @@ class BatchIterator(Iterator[PackedBatch]):
         on_batch: called with each batch before it is handed out.
         on_end: called when all were handed out and another is asked for.
         on_error: called when making a batch failed; its workers may be broken.
+        has_workers: whether worker processes make the batches.
     """
 
     def __init__(
@@ -27,12 +29,14 @@ class BatchIterator(Iterator[PackedBatch]):
         on_batch: Callable[[PackedBatch], None],
         on_end: Callable[[], None],
         on_error: Callable[[], None],
+        has_workers: bool,
     ) -> None:
         # dropping the only reference to torch's iterator ends its worker processes
         self._batches: Iterator[PackedBatch] | None = batches
         self._on_batch = on_batch
         self._on_end = on_end
         self._on_error = on_error
+        self._has_workers = has_workers
         self._closed_because: str | None = None
 
     def __next__(self) -> PackedBatch:
@@ -46,10 +50,12 @@ class BatchIterator(Iterator[PackedBatch]):
             self._batches = None
             self._on_end()
             raise
-        except BaseException:
+        except BaseException as error:
             # going on would leave the failed batch out without a word
             self.close("this iterator was closed by an error in one of its batches.")
             self._on_error()
+            if self._has_workers:
+                _release_frames(error)
             raise
         self._on_batch(batch)
         return batch
@@ -59,3 +65,12 @@ class BatchIterator(Iterator[PackedBatch]):
         if self._batches is not None:
             self._batches = None
             self._closed_because = because
+
+
+def _release_frames(error: BaseException) -> None:
+    # whoever keeps the error (a notebook, a debugger) would keep torch's iterator in its frames,
+    # and with it the worker processes; what went wrong in them is in the error's text
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__cause__ or seen.__context__

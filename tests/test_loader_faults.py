@@ -36,6 +36,13 @@ def own(data, kind):
     return kind(transform_from_settings(open_shards(data).manifest.settings))
 
 
+@pytest.fixture
+def children():
+    """Names the worker processes that the test has started and that are still there."""
+    before = {process.pid for process in multiprocessing.active_children()}
+    return lambda: {process.pid for process in multiprocessing.active_children()} - before
+
+
 def shard_of(data, row):
     shards = open_shards(data)
     return shards.manifest.shards[shards.locate(row)[0]].name
@@ -104,38 +111,45 @@ def test_after_an_error_the_place_is_kept_and_the_iterator_says_so(damaged, num_
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_killed_worker_is_an_error_and_the_loader_can_go_on(data, persistent):
+def test_a_killed_worker_is_an_error_and_the_loader_can_go_on(data, persistent, children):
     loading = loader(
         data, num_workers=1, prefetch_factor=1, persistent_workers=persistent, timeout=60
     )
     batches = iter(loading)
     seen = [next(batches)]
-    (worker,) = multiprocessing.active_children()
-    os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=rf"pid.* {worker.pid}\b.*(killed|exited)"):
+    (worker,) = children()
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=rf"pid.* {worker}\b.*(killed|exited)"):
         seen.extend(batches)
     loading.load_state_dict(loading.state_dict())
     assert sorted(rows_of(seen) + rows_of(loading)) == list(range(NUM_ROWS))
 
 
-def test_a_break_leaves_no_process(data):
+def test_a_break_leaves_no_process(data, children):
     loading = loader(data, num_workers=2)
     for _ in loading:
-        assert len(multiprocessing.active_children()) == 2
+        assert len(children()) == 2
         break
-    assert multiprocessing.active_children() == []
+    assert not children()
     batches = iter(loading)
     next(batches)
-    iter(loading)
-    next(iter(loading))
-    assert len(multiprocessing.active_children()) <= 2
-    del batches, loading
-    assert multiprocessing.active_children() == []
+    newer = iter(loading)
+    next(newer)
+    assert len(children()) == 2
+    del newer, loading
+    assert not children()
 
 
-def test_a_dropped_loader_takes_its_persistent_workers_along(data):
+def test_an_error_that_is_kept_keeps_no_process(damaged, children):
+    with pytest.raises(SampleError) as caught:
+        list(loader(damaged, num_workers=2))
+    assert not children()
+    assert f"row={DAMAGED}" in str(caught.value)
+
+
+def test_a_dropped_loader_takes_its_persistent_workers_along(data, children):
     loading = loader(data, num_workers=1, persistent_workers=True)
     list(loading)
-    assert len(multiprocessing.active_children()) == 1
+    assert len(children()) == 1
     del loading
-    assert multiprocessing.active_children() == []
+    assert not children()

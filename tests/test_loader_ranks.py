@@ -10,18 +10,19 @@ import pytest
 from tests.loader_data import write_data
 
 ROOT = Path(__file__).resolve().parent.parent
+NUM_ROWS = 12
+CASES = ("agree", "seed", "state", "dp_rank", "alone")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("ranks") / "shards", num_rows=12)
-
-
-def run_ranks(data, folder, case):
+def results(tmp_path_factory):
+    """What each of two processes saw, case by case."""
+    folder = tmp_path_factory.mktemp("ranks")
+    shards = write_data(folder / "shards", num_rows=NUM_ROWS)
     command = [sys.executable, "-m", "tests.loader_ranks"]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), "2", str(folder / "rendezvous"), str(data), case],
+            [*command, str(rank), "2", str(folder / "rendezvous"), str(shards), *CASES],
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
@@ -37,9 +38,9 @@ def run_ranks(data, folder, case):
     return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
-def test_processes_that_agree_share_the_epoch(data, tmp_path):
-    results = run_ranks(data, tmp_path, "agree")
-    assert sorted(row for result in results for row in result["rows"]) == list(range(12))
+def test_processes_that_agree_share_the_epoch(results):
+    rows = [row for result in results for row in result["agree"]["rows"]]
+    assert sorted(rows) == list(range(NUM_ROWS))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,11 @@ def test_processes_that_agree_share_the_epoch(data, tmp_path):
         ("dp_rank", "none has dp_rank [1]"),
     ],
 )
-def test_processes_that_differ_all_stop_and_name_the_rank(data, tmp_path, case, part):
-    errors = [result["error"] for result in run_ranks(data, tmp_path, case)]
+def test_processes_that_differ_all_stop_and_name_the_rank(results, case, part):
+    errors = [result[case]["error"] for result in results]
     assert errors[0] == errors[1]
     assert part in errors[0]
+
+
+def test_a_loader_on_one_rank_alone_waits_for_nobody(results):
+    assert [len(result["alone"]["rows"]) for result in results] == [0, NUM_ROWS]

@@ -255,8 +255,8 @@ def test_a_changed_transform_is_refused_unless_not_strict(data, transform, caplo
         ({"accumulation": 0}, "damaged: accumulation must be a count"),
         ({"data": 3}, "damaged: data must be str"),
         ({"extra": 1}, r"unknown \['extra'\]"),
-        ({"step": 50, "groups": 10**6}, "names no place in this data"),
-        ({"step": 50, "window": 10**6}, "names no place in this data"),
+        ({"step": 50, "groups": 10**6}, "must lie in this epoch"),
+        ({"step": 50, "window": 10**6}, "must lie in this epoch"),
     ],
 )
 def test_a_damaged_state_is_refused(data, change, message):
@@ -264,6 +264,21 @@ def test_a_damaged_state_is_refused(data, change, message):
     state = {**loading.state_dict(), **change}
     with pytest.raises(StateError, match=message):
         loading.load_state_dict(state)
+
+
+def test_a_place_at_the_end_of_an_epoch_is_refused(data):
+    loading = loader(data)
+    end = loading.plan.position(loading.plan.num_steps)
+    with pytest.raises(StateError, match=r"names no place in this data: group \d+ of window 0"):
+        loading.load_state_dict({**loading.state_dict(), "step": 50, **end})
+
+
+def test_another_order_of_the_same_data_is_refused(data):
+    loading = loader(data)
+    state = {**loading.state_dict(), "plan": "0" * 32}
+    with pytest.raises(StateError, match="another order of samples"):
+        loading.load_state_dict(state)
+    loading.load_state_dict(state, strict=False)
 
 
 def test_what_is_no_state_is_refused(data):
