@@ -217,7 +217,7 @@ def test_a_transparent_palette_entry_of_a_gif_is_white():
 @pytest.mark.parametrize("colour_type", [0, 2])
 def test_a_single_transparent_colour_is_white(colour_type, dtype):
     pixels = noise(WIDTH, HEIGHT, 3 if colour_type == 2 else 1, dtype) // 2
-    pixels[5, 7] = np.iinfo(dtype).max - 20  # nowhere else
+    pixels[5, 7] = np.iinfo(dtype).max // 4 * 3  # nowhere else
     marked = pixels[5, 7].reshape(-1)
     data = png(pixels, colour_type=colour_type, chunks=[(b"tRNS", marked.astype(">u2").tobytes())])
     decoded = decode(data)
@@ -349,11 +349,12 @@ def test_sides_of_zero_are_damage():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("limit", [WIDTH * HEIGHT - 1, 10])
-def test_the_limits_of_pil_play_no_part(monkeypatch, kind, limit):
+def test_pil_does_not_warn_of_large_images(monkeypatch, kind):
     readable(kind)
     data = encode(photo(WIDTH, HEIGHT), KINDS[kind][0])
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)  # above it PIL warns, then raises
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", WIDTH * HEIGHT - 1)  # 89 megapixels else
+    with pytest.warns(Image.DecompressionBombWarning):
+        Image.open(io.BytesIO(data))
     assert image_size(data) == (WIDTH, HEIGHT)
     assert decode(data).shape == (HEIGHT, WIDTH, 3)
 

@@ -19,7 +19,8 @@ from omniload.images.kinds import PIL_READERS, check_readable, image_kind
 
 __all__ = ["MAX_PIXELS", "Header", "image_size", "open_pil", "read_header", "reason"]
 
-#: Pixels an image may have; a file of a few kilobytes can claim any number of them.
+#: Pixels an image may have; a file of a few kilobytes can claim any number of them. It is where
+#: PIL gives up too; PIL's warning at half of it is not given.
 MAX_PIXELS = 178_956_970
 
 # frame headers of JPEG: all SOF markers but DHT (C4), JPG (C8) and DAC (CC)
