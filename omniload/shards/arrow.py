@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from omniload.errors import ConfigError
-from omniload.shards.manifest import SCHEMA_VERSION, ShardInfo, sync_folder
+from omniload.shards.manifest import SCHEMA_VERSION, ShardInfo, partial_name, sync_folder
 from omniload.types import IGNORE_INDEX, Record
 
 __all__ = [
@@ -108,10 +108,17 @@ class ShardWriter:
         prefix: start of the file names.
         max_bytes: close a shard when its images and tokens reach this size.
         with_messages: store the conversations.
+        durable: wait until each shard is on disk; False for files that are read back at once.
     """
 
     def __init__(
-        self, folder: str | Path, *, prefix: str, max_bytes: int, with_messages: bool = True
+        self,
+        folder: str | Path,
+        *,
+        prefix: str,
+        max_bytes: int,
+        with_messages: bool = True,
+        durable: bool = True,
     ) -> None:
         if max_bytes < 1:
             raise ConfigError(f"max_bytes of a shard must be at least 1, got {max_bytes}.")
@@ -119,6 +126,7 @@ class ShardWriter:
         self._prefix = prefix
         self._max_bytes = max_bytes
         self._with_messages = with_messages
+        self._durable = durable
         self._schema = shard_schema(with_messages=with_messages)
         self._finished: list[FinishedShard] = []
         self._rows: list[Record] = []
@@ -152,7 +160,7 @@ class ShardWriter:
         """Complete the open shard, if there is one."""
         self._flush()
         if self._open is not None:
-            self._finished.append(self._open.finish())
+            self._finished.append(self._open.finish(durable=self._durable))
         self._open = None
         self._bytes = 0
 
@@ -166,7 +174,9 @@ class ShardWriter:
         self._rows = []
 
 
-def seal(file: BinaryIO, partial: Path, path: Path, *, num_rows: int) -> ShardInfo:
+def seal(
+    file: BinaryIO, partial: Path, path: Path, *, num_rows: int, durable: bool = True
+) -> ShardInfo:
     """Make a written file durable, close it and give it its name.
 
     Args:
@@ -174,6 +184,7 @@ def seal(file: BinaryIO, partial: Path, path: Path, *, num_rows: int) -> ShardIn
         partial: its present path.
         path: its name to be.
         num_rows: for the returned line.
+        durable: wait until it is on disk.
 
     Returns:
         Its line in the manifest.
@@ -184,10 +195,12 @@ def seal(file: BinaryIO, partial: Path, path: Path, *, num_rows: int) -> ShardIn
     while chunk := file.read(_CHUNK):
         digest.update(chunk)
     num_bytes = file.tell()
-    os.fsync(file.fileno())
+    if durable:
+        os.fsync(file.fileno())
     file.close()
     partial.replace(path)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
     return ShardInfo(
         name=path.name, num_rows=num_rows, num_bytes=num_bytes, xxh3_128=digest.hexdigest()
     )
@@ -196,7 +209,7 @@ def seal(file: BinaryIO, partial: Path, path: Path, *, num_rows: int) -> ShardIn
 class _OpenShard:
     def __init__(self, path: Path, schema: Any) -> None:
         self._path = path
-        self._partial = path.with_name(path.name + ".partial")
+        self._partial = partial_name(path)
         self._schema = schema
         self._file = self._partial.open("w+b")
         self._writer = pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), schema)
@@ -211,10 +224,10 @@ class _OpenShard:
         columns = _columns(rows, lengths, self._schema, with_messages=with_messages)
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
-    def finish(self) -> FinishedShard:
+    def finish(self, *, durable: bool) -> FinishedShard:
         self._writer.close()
         tokens, tiles, loss = np.concatenate(self._lengths, axis=1)
-        info = seal(self._file, self._partial, self._path, num_rows=len(tokens))
+        info = seal(self._file, self._partial, self._path, num_rows=len(tokens), durable=durable)
         return FinishedShard(
             info=info,
             num_tokens=tokens,

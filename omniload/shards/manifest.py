@@ -22,6 +22,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Manifest",
     "ShardInfo",
+    "partial_name",
     "read_manifest",
     "settings_fingerprint",
     "sync_folder",
@@ -87,9 +88,14 @@ def settings_fingerprint(settings: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
+def partial_name(path: Path) -> Path:
+    """Name the file that becomes `path`: another one in each process, so that two can't mix."""
+    return path.with_name(f"{path.name}.{os.getpid()}.partial")
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that it is there in full or not at all, even after a power cut."""
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_name(path)
     with partial.open("wb") as file:
         file.write(data)
         file.flush()

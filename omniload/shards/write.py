@@ -17,6 +17,7 @@ from omniload.shards.manifest import (
     INDEX_NAME,
     Manifest,
     ShardInfo,
+    partial_name,
     settings_fingerprint,
     write_manifest,
 )
@@ -44,7 +45,7 @@ def write_index(
         Its line in the manifest.
     """
     path = Path(folder) / INDEX_NAME
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_name(path)
     columns = [pa.array(column, pa.int32()) for column in (num_tokens, num_tiles, num_loss_tokens)]
     with partial.open("w+b") as file:
         with pa.ipc.new_file(pa.PythonFile(file, mode="w"), index_schema()) as writer:

@@ -46,6 +46,7 @@ class Span:
         first: number of its first record in the file (for JSON lines: line number from 0).
         count: records in it.
         num_bytes: rough size of what they hold.
+        keep: numbers of the records to use; None: all.
     """
 
     start: int
@@ -53,6 +54,11 @@ class Span:
     first: int
     count: int
     num_bytes: int
+    keep: frozenset[int] | None = None
+
+    def wants(self, number: int) -> bool:
+        """Tell whether a record of it is to be used."""
+        return self.keep is None or number in self.keep
 
 
 @dataclass(frozen=True, kw_only=True)

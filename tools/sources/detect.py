@@ -190,7 +190,12 @@ def _input_file(path: Path, kind: str, src: Path) -> InputFile:
     return InputFile(
         kind=kind,
         path=os.fspath(path),
-        label=path.relative_to(base).as_posix(),
-        source=source,
+        label=_text(path.relative_to(base).as_posix()),
+        source=_text(source),
         image_root=os.fspath(path.parent),
     )
+
+
+def _text(name: str) -> str:
+    """A file name as text that can be stored; names need not be UTF-8."""
+    return name.encode("utf-8", "replace").decode()

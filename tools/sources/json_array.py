@@ -158,6 +158,8 @@ def read(file: InputFile, span: Span, loader: ImageLoader) -> Iterator[RawSample
     for number in range(span.first, span.first + span.count):
         where = f"{file.label} record {number}"
         record = next(records)
+        if not span.wants(number):
+            continue
         if isinstance(record, RefusedError):
             yield reject(record, file=file, number=number, where=where)
         else:

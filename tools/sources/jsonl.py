@@ -68,7 +68,7 @@ def read(file: InputFile, span: Span, loader: ImageLoader) -> Iterator[RawSample
             left -= len(line)
             if number == 0 and line.startswith(_BOM):
                 line = line[len(_BOM) :]
-            if not line.strip():
+            if not line.strip() or not span.wants(number):
                 continue
             where = f"{file.label} line {number + 1}"
             try:

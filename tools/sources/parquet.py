@@ -65,8 +65,9 @@ def read(file: InputFile, span: Span, loader: ImageLoader) -> Iterator[RawSample
             if batch is None:
                 return
             for record in batch.to_pylist():
-                where = f"{file.label} row {number}"
-                yield read_record(record, file=file, number=number, where=where, loader=loader)
+                if span.wants(number):
+                    where = f"{file.label} row {number}"
+                    yield read_record(record, file=file, number=number, where=where, loader=loader)
                 number += 1
 
 

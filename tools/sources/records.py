@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from omniload.tools.sources.base import InputFile, RawSample, RefusedError, Rejection
 from omniload.tools.sources.conversation import normalise, record_key
 from omniload.tools.sources.media import ImageLoader
+from omniload.types import Message
 
 __all__ = ["read_record", "reject"]
 
@@ -37,8 +38,10 @@ def read_record(
         The sample, or why it can't be used.
     """
     key = key or record_key(record) or f"{file.source}:{number}"
+    key = key.encode("utf-8", "replace").decode()  # a tar's names need not be UTF-8
     try:
         conversation = normalise(record, style=file.style)
+        _check_text(conversation.messages)
         images = []
         for value in conversation.images:
             found = members(value) if members is not None else None
@@ -53,6 +56,16 @@ def read_record(
         messages=conversation.messages,
         images=tuple(images),
     )
+
+
+def _check_text(messages: Iterable[Message]) -> None:
+    for message in messages:
+        try:
+            message.content.encode()
+        except UnicodeEncodeError:
+            raise RefusedError(
+                "not a record", "a text must be valid Unicode, got half of a surrogate pair"
+            ) from None
 
 
 def reject(

@@ -49,6 +49,8 @@ def read(file: InputFile, span: Span, loader: ImageLoader) -> Iterator[RawSample
     """
     shards = _opened(file.path)
     for row in range(span.start, span.stop):
+        if not span.wants(row):
+            continue
         record = shards.read(row)
         where = f"{record.shard} row {row}"
         if not record.messages:

@@ -72,7 +72,8 @@ def read(file: InputFile, span: Span, loader: ImageLoader) -> Iterator[RawSample
             if isinstance(group, Damage):
                 yield _lost(file, group)
                 continue
-            yield _sample(file, stream, group, number, loader)
+            if span.wants(number):
+                yield _sample(file, stream, group, number, loader)
             number += 1
 
 

@@ -1,0 +1,214 @@
+"""The output folder of a run: what may be written there, by one run at a time, and where it was."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from omniload.errors import ConfigError
+from omniload.shards.manifest import INDEX_NAME, MANIFEST_NAME, write_atomic
+from omniload.tools.receipts import Work
+from omniload.tools.sources import InputFile
+
+__all__ = [
+    "REJECTED_NAME",
+    "TOKENIZER_NAME",
+    "check_places",
+    "claim",
+    "describe_run",
+    "take_up",
+]
+
+REJECTED_NAME = "rejected.jsonl"
+TOKENIZER_NAME = "tokenizer.json"
+_LAYOUT = 1
+
+
+def check_places(src: str, out: str) -> None:
+    """Refuse an OUT that is SRC or lies in it.
+
+    Raises:
+        ConfigError: writing there would mix output into the input.
+    """
+    out_real = os.path.realpath(out)
+    base = src
+    while glob.has_magic(base) and not Path(base).exists():
+        base = os.path.dirname(base)  # noqa: PTH120 - "" for a glob in the working directory
+    if Path(base).is_dir() and (base == src or os.path.dirname(src) != base):  # noqa: PTH120
+        inside = os.path.realpath(base)
+        if os.path.commonpath([inside, out_real]) == inside:
+            raise ConfigError(f"OUT must not be SRC or lie in it: SRC is {src}, OUT is {out}.")
+    elif out_real == os.path.realpath(src):
+        raise ConfigError(f"OUT must be another place than SRC, got {out} for both.")
+
+
+@contextmanager
+def claim(out: str, *, overwrite: bool) -> Iterator[Work]:
+    """Take the output folder for this run, and keep others out until the end.
+
+    Args:
+        out: the folder; made if it does not exist.
+        overwrite: remove the shards that are there, whole or not.
+
+    Yields:
+        Where the run keeps its place; its folder exists.
+
+    Raises:
+        ConfigError: the folder holds other things, a complete set, or another run is writing.
+    """
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"OUT must be a folder, got the file {out}.")
+    work = Work(out=os.fspath(folder.absolute()))
+    _refuse_foreign(folder, work, overwrite=overwrite)
+    work.folder.mkdir(parents=True, exist_ok=True)
+    # the folder itself is the lock: the system lets go of it when the process dies, however
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another `omniload preprocess` is writing to {out}. Wait for its end."
+            ) from None
+        _remove_partial(folder, work)
+        if overwrite:
+            _remove_shards(folder, work)
+            work.folder.mkdir(exist_ok=True)
+        yield work
+    finally:
+        os.close(lock)
+
+
+def _refuse_foreign(folder: Path, work: Work, *, overwrite: bool) -> None:
+    if not folder.exists() or work.folder.exists():
+        return
+    if all(path.name == REJECTED_NAME for path in folder.iterdir()):
+        return  # all that a run leaves when it has nothing to write
+    if not (folder / MANIFEST_NAME).exists():
+        raise ConfigError(
+            f"OUT must be a new or empty folder, or one that omniload wrote; {folder} holds other "
+            "things. Choose another one."
+        )
+    if not overwrite:
+        raise ConfigError(
+            f"{folder} holds a complete set of shards. Choose another OUT, or replace it with "
+            "--overwrite."
+        )
+
+
+def _remove_partial(folder: Path, work: Work) -> None:
+    """Remove what a killed run left half written."""
+    for path in (*folder.glob("*.partial"), *work.folder.glob("*.partial")):
+        path.unlink(missing_ok=True)
+    for path in work.folder.glob("spill-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_shards(folder: Path, work: Work) -> None:
+    for name in (MANIFEST_NAME, INDEX_NAME, REJECTED_NAME, TOKENIZER_NAME):
+        (folder / name).unlink(missing_ok=True)
+    for path in folder.glob("shard-*.arrow"):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(work.folder, ignore_errors=True)
+
+
+def describe_run(
+    files: Sequence[InputFile], settings: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Say, as plain JSON, all that the written bytes depend on, but the image files.
+
+    Files are known by name, size and time of change: to hash their content would take as long as
+    to read them.
+    """
+    return {
+        "layout": _LAYOUT,
+        "settings": dict(settings),
+        "options": dict(options),
+        "input": [_describe_file(file) for file in files],
+    }
+
+
+def _describe_file(file: InputFile) -> list[Any]:
+    path = Path(file.path)
+    if file.kind == "shards":
+        path /= MANIFEST_NAME
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}.") from None
+    state = [facts.st_size, facts.st_mtime_ns]
+    if file.kind == "shards":
+        state = [facts.st_size, xxhash.xxh3_64_intdigest(path.read_bytes())]
+    place = [file.kind, file.path, file.label, file.source, file.image_root, file.style]
+    return [*place, repr(file.repeat), *state]
+
+
+def take_up(work: Work, run: Mapping[str, Any]) -> bool:
+    """Decide whether an unfinished run goes on, or a new one begins.
+
+    Args:
+        work: the claimed folder.
+        run: from `describe_run`.
+
+    Returns:
+        True if an unfinished run with the same input and settings is there.
+
+    Raises:
+        ConfigError: one with another input or other settings is there; says what differs.
+    """
+    path = work.folder / "run.json"
+    now = json.loads(json.dumps(run))
+    try:
+        before = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        before = None
+    if before == now:
+        return True
+    if not any(work.folder.glob("[0-9]*.json")):  # nothing was done yet that could be lost
+        (work.folder / "spans.npy").unlink(missing_ok=True)
+        write_atomic(path, json.dumps(run).encode())
+        return False
+    raise ConfigError(
+        f"{work.out} holds an unfinished run with another input or other settings: "
+        f"{_difference(before, now)}. Run with the same ones to go on, or begin anew with "
+        "--overwrite."
+    )
+
+
+def _difference(before: Any, now: Any) -> str:
+    if not isinstance(before, dict) or before.get("layout") != now["layout"]:
+        return "it was made by another version of omniload"
+    found = []
+    for part in ("settings", "options"):
+        old, new = _flat(before.get(part, {})), _flat(now[part])
+        found += [
+            f"{name} was {old.get(name)!r:.60}, is {new.get(name)!r:.60}"
+            for name in sorted(old.keys() | new.keys())
+            if old.get(name) != new.get(name)
+        ]
+    old_input, new_input = before.get("input", []), now["input"]
+    if old_input != new_input:
+        changed = [new[2] for new in new_input if new not in old_input]
+        named = ", ".join(map(str, changed[:3])) or "fewer files than before"
+        found.append(f"input files have changed ({named})")
+    return "; ".join(found[:6])
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": entry for inner, entry in _flat(value).items()}
+        else:
+            flat[name] = value
+    return flat

@@ -1,0 +1,201 @@
+"""`omniload preprocess`: raw image-text data to shards."""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from omniload.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omniload.tools.preprocess_run import Summary
+
+__all__ = ["parse_bytes", "preprocess"]
+
+_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+class Format(StrEnum):
+    """What the input is."""
+
+    LLAVA = "llava"
+    SHAREGPT = "sharegpt"
+    INTERNVL_META = "internvl-meta"
+    WEBDATASET = "webdataset"
+    PARQUET = "parquet"
+    SHARDS = "shards"
+
+
+class LossOn(StrEnum):
+    """Which tokens give loss."""
+
+    ASSISTANT = "assistant"
+    LAST = "last"
+    ALL = "all"
+
+
+class Oversize(StrEnum):
+    """What becomes of a sample over --max-tokens."""
+
+    TRUNCATE = "truncate"
+    FEWER_TILES = "fewer-tiles"
+    REJECT = "reject"
+
+
+def preprocess(
+    src: Annotated[str, typer.Argument(metavar="SRC", help="A file, a folder or a glob.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the shards; new or empty.")],
+    format_: Annotated[
+        Format | None, typer.Option("--format", help="Kind of input. [default: by its content]")
+    ] = None,
+    image_root: Annotated[
+        Path | None,
+        typer.Option(help="Folder of image paths. [default: the folder of the annotation]"),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A tokenizer.json or a folder with one. [default: byte-level, built in]"),
+    ] = None,
+    template: Annotated[
+        str, typer.Option(help="Chat template: chatml, vicuna, llama3, tokenizer, or a file.")
+    ] = "chatml",
+    loss: Annotated[LossOn, typer.Option(help="Turns that give loss.")] = LossOn.ASSISTANT,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of a sample.")] = None,
+    oversize: Annotated[
+        Oversize, typer.Option(help="For samples over --max-tokens; an image is never cut.")
+    ] = Oversize.TRUNCATE,
+    tile_size: Annotated[int, typer.Option(help="Side of a tile, pixels.")] = 448,
+    min_tiles: Annotated[int, typer.Option(help="Least tiles of an image.")] = 1,
+    max_tiles: Annotated[int, typer.Option(help="Most tiles of an image.")] = 12,
+    thumbnail: Annotated[bool, typer.Option(help="Add a thumbnail to several tiles.")] = True,
+    tokens_per_tile: Annotated[int, typer.Option(help="Tokens the model sees for a tile.")] = 256,
+    shard_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size at which a shard is closed.")
+    ] = "256MiB",
+    workers: Annotated[int | None, typer.Option(help="Processes. [default: one a core]")] = None,
+    seed: Annotated[int, typer.Option(help="Of the order of rows.")] = 0,
+    keep_order: Annotated[bool, typer.Option("--keep-order", help="Don't shuffle rows.")] = False,
+    drop_text: Annotated[
+        bool, typer.Option("--drop-text", help="Don't store the conversations.")
+    ] = False,
+    check_images: Annotated[
+        bool, typer.Option("--check-images", help="Decode each image in full, not its header only.")
+    ] = False,
+    allow_outside_root: Annotated[
+        bool, typer.Option("--allow-outside-root", help="Read image paths that leave the root.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End at the first rejected sample.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the shards in OUT, finished or not.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Turn raw image-text data into shards, ready to train on.
+
+    Reads LLaVA and ShareGPT JSON or JSON lines, InternVL meta files, WebDataset tars, Hugging Face
+    Parquet, and its own shards (to encode them with other settings). A killed run goes on where it
+    was: run the same command again. Rejected samples are in OUT/rejected.jsonl, with reasons.
+
+    Example: `omniload preprocess llava_v1_5_mix665k.json shards/ --image-root images/ --tokenizer
+    Qwen2.5-0.5B/ --max-tokens 4096`
+    """
+    from omniload.images import missing_codecs
+    from omniload.tools.preprocess_run import preprocess_data
+    from omniload.tools.recipe import Recipe, RunOptions
+
+    recipe = Recipe(
+        tokenizer=None if tokenizer is None else os.fspath(tokenizer.absolute()),
+        template=template,
+        loss=loss.value,
+        tokens_per_tile=tokens_per_tile,
+        tile_size=tile_size,
+        min_tiles=min_tiles,
+        max_tiles=max_tiles,
+        thumbnail=thumbnail,
+        max_tokens=max_tokens,
+        oversize=oversize.value,
+    )
+    options = RunOptions(
+        seed=seed,
+        keep_order=keep_order,
+        drop_text=drop_text,
+        shard_bytes=parse_bytes(shard_bytes),
+        strict=strict,
+        check_images=check_images,
+        allow_outside_root=allow_outside_root,
+    )
+    for kind, remedy in missing_codecs().items():
+        typer.secho(f"note: {kind} images can't be read here: {remedy}", fg="yellow", err=True)
+    summary = preprocess_data(
+        src,
+        out,
+        recipe=recipe,
+        options=options,
+        format_name=None if format_ is None else format_.value,
+        image_root=image_root,
+        workers=_cores() if workers is None else workers,
+        overwrite=overwrite,
+        show_progress=not as_json,
+    )
+    _report(summary, out, as_json=as_json)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # fewer than the machine has, in a container
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size such as "256MiB", "64M" or "1000000".
+
+    Raises:
+        ConfigError: not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]?)i?b?\s*", text.lower())
+    if match is None:
+        raise ConfigError(f"a size must be a number with KiB, MiB or GiB, got {text!r}.")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _report(summary: Summary, out: Path, *, as_json: bool) -> None:
+    facts = summary.as_dict()
+    if as_json:
+        import json
+
+        print(json.dumps(facts))
+        return
+    for line in _lines(facts, out):
+        typer.echo(line)
+    if facts["rejected"]:
+        typer.secho(f"rejected    {facts['rejected']:,}, see {out / 'rejected.jsonl'}", fg="yellow")
+        for reason, count in facts["reasons"].items():
+            typer.echo(f"            {count:,} {reason}")
+
+
+def _lines(facts: dict[str, Any], out: Path) -> list[str]:
+    lines = [
+        f"read        {facts['read']:,} samples in {facts['seconds']:.1f} s "
+        f"({facts['samples_per_second']:,.0f} samples/s)",
+        f"written     {facts['written']:,} to {out}: {facts['shards']} shards, "
+        f"{facts['bytes'] / (1 << 20):,.1f} MiB",
+        f"tokens      {facts['tokens']:,} (mean {facts['mean_tokens']:,.1f}), "
+        f"{facts['loss_tokens']:,} give loss",
+        f"tiles       {facts['tiles']:,} (mean {facts['mean_tiles']:.2f}) "
+        f"of {facts['images']:,} images",
+    ]
+    for name, words in (("truncated", "truncated"), ("tiles_reduced", "with fewer tiles")):
+        if facts[name]:
+            lines.append(f"{words:<11} {facts[name]:,}")
+    if facts["resumed_pieces"]:
+        lines.append(
+            f"went on     {facts['resumed_pieces']} of {facts['pieces']} pieces were done before"
+        )
+    return lines

@@ -1,0 +1,121 @@
+"""The settings of `omniload preprocess`: what makes a row, and how the run is done."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from omniload.errors import ConfigError
+
+if TYPE_CHECKING:
+    from omniload.images import InternVLTiles
+    from omniload.transforms.text import ConversationEncoder
+
+__all__ = ["Recipe", "RunOptions", "make_encoder"]
+
+_OVERSIZE = ("truncate", "fewer-tiles", "reject")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What decides the content of a row; written to the manifest.
+
+    Args:
+        tokenizer: a `tokenizer.json` or a folder with one; None: the embedded byte-level one.
+        template: name of a built-in chat template, or a file.
+        loss: "assistant", "last" or "all".
+        tokens_per_tile: tokens the language model sees for one tile.
+        tile_size: side of a tile, pixels.
+        min_tiles: least tiles of an image.
+        max_tiles: most tiles of an image, thumbnail not counted.
+        thumbnail: whether an image of several tiles gets a thumbnail.
+        max_tokens: most tokens of a sample; None: no limit.
+        oversize: "truncate", "fewer-tiles" or "reject", for samples over `max_tokens`.
+    """
+
+    tokenizer: str | None = None
+    template: str = "chatml"
+    loss: str = "assistant"
+    tokens_per_tile: int = 256
+    tile_size: int = 448
+    min_tiles: int = 1
+    max_tiles: int = 12
+    thumbnail: bool = True
+    max_tokens: int | None = None
+    oversize: str = "truncate"
+
+    def __post_init__(self) -> None:
+        if self.oversize not in _OVERSIZE:
+            raise ConfigError(
+                f"--oversize must be one of {', '.join(_OVERSIZE)}, got {self.oversize!r}."
+            )
+        if self.max_tokens is not None and self.max_tokens < 2:
+            raise ConfigError(f"--max-tokens must be at least 2, got {self.max_tokens}.")
+
+    def policy(self) -> InternVLTiles:
+        """Make the tiling policy."""
+        from omniload.images import InternVLTiles
+
+        return InternVLTiles(
+            size=self.tile_size,
+            min_tiles=self.min_tiles,
+            max_tiles=self.max_tiles,
+            thumbnail=self.thumbnail,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Give the settings of the manifest: the loader makes its transform from them."""
+        return {
+            "encoder": make_encoder(self).settings(),
+            "tiling": self.policy().settings(),
+            "max_tokens": self.max_tokens,
+            "oversize": self.oversize,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a run is done.
+
+    Args:
+        seed: of the order of rows.
+        keep_order: leave rows in input order.
+        drop_text: leave the conversations out of the shards.
+        shard_bytes: size at which a shard is closed.
+        strict: one rejected sample ends the run.
+        check_images: decode each image in full.
+        allow_outside_root: read image paths that leave the image root.
+    """
+
+    seed: int = 0
+    keep_order: bool = False
+    drop_text: bool = False
+    shard_bytes: int = 256 << 20
+    strict: bool = False
+    check_images: bool = False
+    allow_outside_root: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shard_bytes < 1 << 16:
+            raise ConfigError(f"shard_bytes must be at least 64 KiB, got {self.shard_bytes}.")
+
+    def that_decide_bytes(self) -> dict[str, Any]:
+        """Give those that the written files depend on."""
+        values = asdict(self)
+        del values["strict"]
+        return values
+
+
+@lru_cache(maxsize=2)
+def make_encoder(recipe: Recipe) -> ConversationEncoder:
+    """Make the encoder of a recipe; kept, because a large tokenizer takes a second to load."""
+    from omniload.transforms.text import ConversationEncoder, load_template, load_tokenizer
+
+    tokenizer = load_tokenizer(recipe.tokenizer)
+    return ConversationEncoder(
+        tokenizer=tokenizer,
+        template=load_template(recipe.template, tokenizer=tokenizer),
+        loss=recipe.loss,  # type: ignore[arg-type]
+        tokens_per_tile=recipe.tokens_per_tile,
+    )
