@@ -14,7 +14,7 @@ import torch
 
 from omniload._layout import BatchSizes, TensorBuffer
 from omniload.errors import ConfigError
-from omniload.kernels.reference import (  # type: ignore[import-not-found,unused-ignore]
+from omniload.kernels.reference import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     normalize_table,
