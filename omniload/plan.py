@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,50 +13,12 @@ import numpy.typing as npt
 from omniload.errors import ConfigError
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
+from omniload.plan_balance import Balance, balanced
 from omniload.plan_order import EpochOrder, OrderSettings
 from omniload.plan_stream import GroupStream, read_position
 from omniload.types import Budget, Groups
 
 __all__ = ["Balance", "StepPlan", "make_plan"]
-
-
-class Balance(Protocol):
-    """Rearranges the groups of one step: swaps samples between them, assigns them to ranks.
-
-    A plan calls it lazily, for each step that is asked for, on every rank alike; so it must be a
-    pure function of its arguments. The rows of the step stay the same.
-    """
-
-    @property
-    def fingerprint(self) -> str:
-        """Name, version and settings; part of the fingerprint of the plan."""
-        ...
-
-    def __call__(
-        self,
-        step: Groups,
-        *,
-        num_tokens: npt.NDArray[np.int32],
-        num_tiles: npt.NDArray[np.int32],
-        budget: Budget,
-        dp_world_size: int,
-        accumulation: int,
-    ) -> Groups:
-        """Rearrange one step.
-
-        Args:
-            step: accumulation * dp_world_size groups of index rows in emission order, slot
-                m * dp_world_size + r for micro-step m and rank r; empty: a filler slot.
-            num_tokens: int32 (len(step.rows),), tokens of each entry of `step.rows`.
-            num_tiles: int32 (len(step.rows),), tiles of each entry of `step.rows`.
-            budget: no group may pass it.
-            dp_world_size: data-parallel ranks.
-            accumulation: micro-steps of the step.
-
-        Returns:
-            As many groups, in slots as above, over the same rows.
-        """
-        ...
 
 
 def make_plan(
@@ -244,7 +206,14 @@ class StepPlan:
         if self._recent is None or self._recent[0] != step:
             groups = self._emitted(step)
             if self._balance is not None:
-                groups = self._balanced(groups)
+                groups = balanced(
+                    self._balance,
+                    groups,
+                    self._order.index,
+                    budget=self._order.settings.budget,
+                    dp_world_size=self.dp_world_size,
+                    accumulation=self.accumulation,
+                )
             self._recent = (step, groups)
         return self._recent[1]
 
@@ -295,24 +264,3 @@ class StepPlan:
         groups = self._stream.take(step * self._slots, (step + 1) * self._slots)
         fillers = np.full(self._slots - len(groups), len(groups.rows), np.int64)
         return Groups(rows=groups.rows, offsets=np.concatenate([groups.offsets, fillers]))
-
-    def _balanced(self, groups: Groups) -> Groups:
-        assert self._balance is not None
-        index = self._order.index
-        balanced = self._balance(
-            groups,
-            num_tokens=index.num_tokens[groups.rows],
-            num_tiles=index.num_tiles[groups.rows],
-            budget=self._order.settings.budget,
-            dp_world_size=self.dp_world_size,
-            accumulation=self.accumulation,
-        )
-        same = len(balanced) == len(groups) and np.array_equal(
-            np.sort(balanced.rows), np.sort(groups.rows)
-        )
-        if not same:
-            raise ConfigError(
-                f"balance {self._balance.fingerprint} must keep the rows of a step and its "
-                f"{len(groups)} groups, got {len(balanced.rows)} rows in {len(balanced)} groups."
-            )
-        return balanced

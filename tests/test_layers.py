@@ -14,7 +14,8 @@ PACKAGE = ROOT / "omniload"
 BOTTOM = {"errors", "types", "index", "world", "rng", "costs", "metrics", "_checkout", "_jit"}
 ALLOWED = {
     "grouping": {"_native"},
-    "plan": {"grouping", "plan_order", "plan_stream", "_native"},
+    "plan": {"grouping", "plan_balance", "plan_order", "plan_stream", "_native"},
+    "plan_balance": set(),
     "plan_stream": {"plan_order"},
     "plan_order": {"grouping"},
     "shards": {"cache"},
