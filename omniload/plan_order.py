@@ -24,7 +24,7 @@ Int64Array = npt.NDArray[np.int64]
 
 _LOG = logging.getLogger(__name__)
 _VERSION = 1  # raised when the order of the same groups changes
-_ROWS_AT_ONCE = 4_000_000  # rows of a window unless told otherwise: about 200 MB to plan one
+_ROWS_AT_ONCE = 4_000_000  # rows of a window unless told otherwise: about 240 MB to plan one
 _WINDOWS_KEPT = 2  # a step may begin in one window and end in the next
 _LISTED = 10  # rows over the budget that a message names
 _TAG_WINDOWS, _TAG_GROUPS = 1, 2  # keep the two uses of (seed, epoch) apart
