@@ -21,13 +21,14 @@ class Piece(NamedTuple):
     """A part of a rendered conversation.
 
     Args:
-        kind: "control": the text is one control token; "text": plain text; "image": an image.
+        kind: "control": the text is one control token; "begin": one that stands before all text,
+            as a tokenizer adds it; "text": plain text; "image": an image.
         text: the text; empty for an image.
         loss: whether its tokens give loss.
         fresh: whether it is tokenised apart from the text before it.
     """
 
-    kind: Literal["control", "text", "image"]
+    kind: Literal["begin", "control", "text", "image"]
     text: str
     loss: bool
     fresh: bool = False

@@ -134,7 +134,10 @@ class DataTemplate:
         """
         # the frame of every turn gives loss (loss="all") or none does; a weight of 0 takes it away
         frame = any(loss.frame for loss in losses)
-        pieces = [*split_text(self.bos, controls, loss=frame)]
+        pieces = [
+            piece._replace(kind="begin") if piece.kind == "control" else piece
+            for piece in split_text(self.bos, controls, loss=frame)
+        ]
         if self.default_system and messages[0].role != "system":
             system = Message(role="system", content=self.default_system)
             pieces += self._turn(system, TurnLoss(frame, frame), controls)

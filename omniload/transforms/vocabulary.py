@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -88,45 +89,54 @@ class Vocabulary:
         """
         if not self.adds_space:
             return [Chunk(self._ids(text, first=first), loss) for text, loss in parts]
-        text = "".join(part for part, _ in parts)
-        encoding = self._encode(text, first=first)
-        self._check(text, encoding.ids)
-        ends = np.cumsum([len(part) for part, _ in parts])
-        starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
-        part_of_token = np.searchsorted(ends[:-1], starts, side="right")
+        ids, starts = self._encode("".join(text for text, _ in parts), first=first)
+        ends = np.cumsum([len(text) for text, _ in parts])
+        part_of_token = np.searchsorted(ends[:-1], np.array(starts, dtype=np.int64), side="right")
         gives_loss = np.array([loss for _, loss in parts], dtype=bool)
-        return [Chunk(encoding.ids, gives_loss[part_of_token])]
+        return [Chunk(ids, gives_loss[part_of_token])]
 
     def plain_ids(self, text: str) -> list[int]:
         """Tokenise plain text by itself."""
         return [int(token) for token in self._ids(text, first=True)]
 
     def _ids(self, text: str, *, first: bool) -> Sequence[int] | npt.NDArray[np.uint8]:
-        if self._is_bytes:  # the tokenizer gives the same, some hundred times slower
-            try:
-                return np.frombuffer(text.encode(), dtype=np.uint8)
-            except UnicodeEncodeError as error:
-                raise _not_unicode(error) from error
-        ids: list[int] = self._encode(text, first=first).ids
-        self._check(text, ids)
-        return ids
+        if not self._is_bytes:
+            return self._encode(text, first=first)[0]
+        try:  # the tokenizer gives the same, some hundred times slower
+            return np.frombuffer(text.encode(), dtype=np.uint8)
+        except UnicodeEncodeError as error:
+            raise _not_unicode(error) from error
 
-    def _encode(self, text: str, *, first: bool) -> Any:
+    def _encode(self, text: str, *, first: bool) -> tuple[list[int], list[int]]:
+        """Token ids, and the character that each token starts at."""
+        ids, starts = self._encode_as_is(text, first=first)
+        if self._forbidden.isdisjoint(ids):
+            return ids, starts
+        # a Unigram model may take a control token for a word of its own: cut each in two
+        cuts = [match.start() + 1 for match in self.pattern.finditer(text)]
+        ids, starts = [], []
+        for start, end in itertools.pairwise([0, *cuts, len(text)]):
+            part_ids, part_starts = self._encode_as_is(text[start:end], first=first and start == 0)
+            ids += part_ids
+            starts += (start + at for at in part_starts)
+        if self._forbidden.isdisjoint(ids):
+            return ids, starts
+        raise SampleError(
+            f"the tokenizer reads plain text of the data as a control token: {text[:80]!r}."
+        )
+
+    def _encode_as_is(self, text: str, *, first: bool) -> tuple[list[int], list[int]]:
         tokenizer = self._first if first else self._later
         try:
             # one call a text: encode_batch saves nothing at these lengths, and starts threads that
             # a later fork would trip over
-            return tokenizer.encode(text, add_special_tokens=False)
+            encoding = tokenizer.encode(text, add_special_tokens=False)
         except UnicodeEncodeError as error:
             raise _not_unicode(error) from error
         except Exception as error:  # tokenizers raises plain Exception
             raise SampleError(f"the tokenizer fails on {text[:80]!r}: {error}.") from error
-
-    def _check(self, text: str, ids: Sequence[int]) -> None:
-        if not self._forbidden.isdisjoint(ids):
-            raise SampleError(
-                f"the tokenizer reads plain text of the data as a control token: {text[:80]!r}."
-            )
+        # only tokenizers that add a space need to know where a token starts
+        return encoding.ids, [at for at, _ in encoding.offsets] if self.adds_space else []
 
 
 def _make_special(tokenizer: Tokenizer, needed: Sequence[str]) -> None:
