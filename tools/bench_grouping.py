@@ -77,9 +77,14 @@ def grouping(
         )
     notes = (
         f"{note}; {left_out} rows over the budget left out. Budget: {budget.tokens} tokens, "
-        f"{budget.tiles} tiles. Steps: {ranks} ranks x {accumulation} groups. groups/bound: over "
-        "the sum of sizes by the budget, the larger of tokens and tiles."
+        f"{budget.tiles} tiles. Steps: {ranks} ranks x {accumulation} groups. Bound of the "
+        "groups: sum of sizes by budget, the larger of tokens and tiles."
     )
+    if not as_json:
+        for row in rows:
+            # a terminal has 80 columns; the number of samples is in the notes
+            del row["samples"]
+            row["samples/s"] = f"{row['samples/s'] / 1e6:.1f} M"
     emit("grouping", rows, as_json, notes)
 
 
@@ -166,7 +171,7 @@ def group_figures(
         accumulation: groups of a rank in a step.
 
     Returns:
-        `groups`, `groups/bound`, `dist tiles`, `dist tokens`.
+        `groups`, `groups over bound`, `dist tiles`, `dist tokens`.
     """
     from omniload.metrics import dist_ratio
 
@@ -181,7 +186,7 @@ def group_figures(
 
     return {
         "groups": len(groups),
-        "groups/bound": len(groups) / max(bound, 1),
+        "groups over bound": len(groups) / max(bound, 1),
         "dist tiles": dist(tiles),
         "dist tokens": dist(tokens),
     }
