@@ -84,6 +84,7 @@ def grouping(
         for row in rows:
             # a terminal has 80 columns; the number of samples is in the notes
             del row["samples"]
+            row["seconds"] = f"{row['seconds']:.3g}"
             row["samples/s"] = f"{row['samples/s'] / 1e6:.1f} M"
     emit("grouping", rows, as_json, notes)
 
