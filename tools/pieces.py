@@ -82,8 +82,8 @@ def run_piece(job: PieceJob) -> Receipt:
         return _Piece(job).run()
     except OSError as error:
         raise ShardError(
-            f"piece {job.number} can't be written: {error}. What is done is kept: make room, or "
-            "repair the cause, and run the same command again."
+            f"piece {job.number} failed: {error}. What is done is kept: make room, or repair the "
+            "cause, and run the same command again."
         ) from error
 
 

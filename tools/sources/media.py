@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import os
 import re
 import stat
@@ -17,6 +18,10 @@ __all__ = ["MAX_IMAGE_BYTES", "ImageLoader"]
 #: A larger file is not an image that anyone trains on.
 MAX_IMAGE_BYTES = 256 << 20
 
+_FAULTS_OF_A_RECORD = (
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP,
+    errno.ENAMETOOLONG, errno.ENXIO,
+)  # fmt: skip
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -67,10 +72,13 @@ class ImageLoader:
         return self._read(value, root)
 
     def _read(self, value: str, root: str) -> bytes:
-        if "\0" in value:
+        try:
+            if b"\0" in os.fsencode(value):
+                raise ValueError
+        except ValueError:  # half of a surrogate pair can't be in a file name either
             raise RefusedError(
-                "not an image value", f"a path must not hold a zero byte: {value!r:.200}"
-            )
+                "not an image value", f"a path must be valid text, got {value!r:.200}"
+            ) from None
         path = os.path.join(root, value)  # noqa: PTH118 - must keep what the data says, unnormalised
         resolved = os.path.realpath(path)
         if not self.allow_outside_root:
@@ -81,23 +89,29 @@ class ImageLoader:
                     f"the image path {value!r:.200} leads outside its root. Set --image-root to a "
                     "folder above it, or trust the data with --allow-outside-root",
                 )
-        try:
-            # not blocking: a named pipe would wait for a writer for ever
-            descriptor = os.open(resolved, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except OSError as error:
-            category = (
-                "image is missing" if isinstance(error, FileNotFoundError) else "image unread"
-            )
-            raise RefusedError(
-                category, f"the image {value!r:.200} can't be read: {error.strerror}"
-            ) from None
-        with os.fdopen(descriptor, "rb") as file:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode):
-                raise RefusedError(
-                    "image unread", f"the image {value!r:.200} is not a regular file"
-                )
-            return _bounded(file.read(MAX_IMAGE_BYTES + 1), f"the image {value!r:.200}")
+        return _read_file(resolved, f"the image {value!r:.200}")
+
+
+def _read_file(path: str, what: str) -> bytes:
+    try:
+        # not blocking: a named pipe would wait for a writer for ever
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in _FAULTS_OF_A_RECORD:
+            raise  # a file system that fails must not cost a data set its images
+        missing = isinstance(error, FileNotFoundError)
+        raise RefusedError(
+            "image is missing" if missing else "image unread",
+            f"{what} can't be read: {error.strerror}",
+        ) from None
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise RefusedError("image unread", f"{what} is not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return _bounded(file.read(min(facts.st_size, MAX_IMAGE_BYTES) + 1), what)
+    finally:
+        os.close(descriptor)
 
 
 def _bounded(data: bytes, what: str) -> bytes:
