@@ -143,6 +143,17 @@ class Noisy(Wrapped):
         return changed(sample, tiles=sample.tiles ^ noise)
 
 
+class Torchy(Wrapped):
+    """Draws from torch's generator, as many image libraries do."""
+
+    fingerprint = "torchy/1"
+
+    def __call__(self, record, rng):
+        sample = self.inner(record, rng)
+        noise = torch.randint(0, 256, sample.tiles.shape, dtype=torch.uint8).numpy()
+        return changed(sample, tiles=sample.tiles ^ noise)
+
+
 class Longer(Wrapped):
     """Adds a token to one row and hides it from `lengths`."""
 

@@ -17,6 +17,7 @@ from omniload.transforms import TileTransform, transform_from_settings
 from tests.loader_data import (
     Noisy,
     OtherLengths,
+    Torchy,
     Wrapped,
     assert_same,
     assert_same_run,
@@ -171,6 +172,16 @@ def test_evaluation_goes_in_index_order_without_fillers(data):
     assert (results == 1).all()
 
 
+def test_each_rank_of_an_evaluation_knows_its_last_batch(data):
+    for rank in range(3):
+        loading = loader(data, shuffle=False, tail="empty", accumulation=2, world=world(rank, 3))
+        last = len(loading) - 1
+        for number, _ in enumerate(loading):
+            assert loading.state_dict()["epoch"] == (number == last)
+            if number == last:
+                break
+
+
 def test_a_rank_without_any_group_gets_an_empty_epoch(text):
     loading = loader(text, budget=Budget(tokens=100_000), tail="empty", world=world(1, 2))
     assert len(loading) == 0
@@ -309,6 +320,20 @@ def test_randomness_of_a_transform_depends_on_seed_epoch_and_row_only(data):
         assert torch.equal(alone, shared)
         other = tiles[1 - epoch, row][0]
         assert len(alone) == 0 or not torch.equal(alone, other)
+
+
+def test_workers_seed_the_generator_of_torch_by_seed_and_epoch(data):
+    transform = Torchy(transform_from_settings(open_shards(data).manifest.settings))
+
+    def first_tiles(seed, epoch):
+        loading = loader(data, transform=transform, num_workers=1, shuffle=False, seed=seed)
+        loading.set_epoch(epoch)
+        list(zip(loading, range(1), strict=False))  # an earlier iterator must not matter
+        return list(loading)[1].tiles
+
+    assert torch.equal(first_tiles(1, 0), first_tiles(1, 0))
+    assert not torch.equal(first_tiles(1, 0), first_tiles(2, 0))
+    assert not torch.equal(first_tiles(1, 0), first_tiles(1, 1))
 
 
 def test_samples_over_budget_are_an_error_or_reported(data, caplog):
