@@ -55,7 +55,9 @@ class TileTransform:
         self.image_start_ids = _ids("image_start_ids", image_start_ids)
         self.image_end_ids = _ids("image_end_ids", image_end_ids)
         self.filler_ids = _ids("filler_ids", filler_ids or [pad_token_id])
-        self.fewer_tiles = bool(fewer_tiles)
+        if not isinstance(fewer_tiles, bool):
+            raise ConfigError(f"fewer_tiles must be a bool, got {fewer_tiles!r}.")
+        self.fewer_tiles = fewer_tiles
 
     @property
     def fingerprint(self) -> str:
