@@ -66,9 +66,9 @@ def pad(samples: list[omniload.Sample]) -> dict[str, torch.Tensor]:
     input_ids = torch.zeros(len(samples), longest, dtype=torch.int64)
     labels = torch.full((len(samples), longest), -100)
     for row, sample in enumerate(samples):
-        input_ids[row, : sample.num_tokens] = torch.from_numpy(sample.input_ids)
-        labels[row, : sample.num_tokens] = torch.from_numpy(sample.labels)
-    tiles = [torch.from_numpy(sample.tiles) for sample in samples if sample.num_tiles]
+        input_ids[row, : sample.num_tokens] = torch.tensor(sample.input_ids)
+        labels[row, : sample.num_tokens] = torch.tensor(sample.labels)
+    tiles = [torch.tensor(sample.tiles) for sample in samples if sample.num_tiles]
     return {
         "input_ids": input_ids,
         "labels": labels,
@@ -88,7 +88,7 @@ def torch_batches(folder: str, *, batch_size: int, epochs: int, workers: int) ->
         sampler.set_epoch(epoch)
         for batch in loader:
             labels = batch["labels"]
-            count = torch.tensor((labels[:, 1:] != -100).sum(), dtype=torch.float64)
+            count = (labels[:, 1:] != -100).sum()
             distributed.all_reduce(count)  # omniload knows this number without asking
             yield Work(
                 inputs={
@@ -143,7 +143,7 @@ def train(works: Iterator[Work], model: torch.nn.Module) -> tuple[list[dict], fl
         optimizer.zero_grad()
         log.append(
             {
-                "loss": float(loss) / distributed.get_world_size(),
+                "loss": loss.item() / distributed.get_world_size(),
                 "lengths": work.lengths,
                 "samples": work.num_samples,
                 "tiles": work.num_tiles,
@@ -179,8 +179,8 @@ def main() -> None:
     parser.add_argument("shards")
     parser.add_argument("--loader", choices=["torch", "omniload"], required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--tiles", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=1536)
+    parser.add_argument("--tiles", type=int, default=42)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()

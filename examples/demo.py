@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ def run(console: Console, *command: str | Path) -> None:
     words = [str(word) for word in command]
     shown = " ".join(Path(word).name if word == sys.executable else word for word in words)
     console.print(f"$ {shown}", style="dim", highlight=False, soft_wrap=True)
-    subprocess.run(words, check=True)
+    subprocess.run(words, check=True, env={"OMP_NUM_THREADS": "1", **os.environ})
 
 
 def prepare_folder(out: Path) -> None:
@@ -43,20 +44,23 @@ def prepare_folder(out: Path) -> None:
 
 
 def show_table(console: Console, results: dict[str, dict]) -> None:
-    table = Table(title="2 ranks, the same samples, the same model", title_justify="left")
+    table = Table(
+        title="The same model and samples, 2 ranks; padded by torch, packed by omniload",
+        title_justify="left",
+    )
     table.add_column("")
     for name in results:
         table.add_column(name, justify="right")
     before, after = results.values()
     rows = [
-        ("pad ratio (share of positions that are padding)", "pad_ratio", "{:.3f}"),
-        ("dist ratio, tiles (share of time a rank waits)", "dist_ratio_tiles", "{:.3f}"),
-        ("dist ratio, tokens", "dist_ratio_tokens", "{:.3f}"),
+        ("positions that are padding (pad ratio)", "pad_ratio", "{:.3f}"),
+        ("waiting for the slower rank, tiles (dist ratio)", "dist_ratio_tiles", "{:.3f}"),
+        ("waiting for the slower rank, tokens", "dist_ratio_tokens", "{:.3f}"),
         ("steps", "steps", "{}"),
         ("samples", "samples", "{}"),
         ("seconds", "seconds", "{:.1f}"),
-        ("tokens/s, padding not counted", "tokens_per_s", "{:,}"),
-        ("loss over all samples at the end", "final_loss", "{:.3f}"),
+        ("tokens/s without padding", "tokens_per_s", "{:,}"),
+        ("loss at the end, all samples", "final_loss", "{:.3f}"),
     ]
     for label, key, pattern in rows:
         table.add_row(label, *(pattern.format(result[key]) for result in results.values()))
@@ -115,10 +119,8 @@ def main() -> None:
     run(console, *omniload, "inspect", shards)
 
     results = {}
-    for place, (loader, name) in enumerate(
-        [("torch", "torch DataLoader, padded"), ("omniload", "omniload, packed")]
-    ):
-        console.rule(f"{4 + place}. Train on 2 ranks with {name}", align="left")
+    for place, (loader, name) in enumerate([("torch", "torch"), ("omniload", "omniload")]):
+        console.rule(f"{4 + place}. Train on 2 ranks with {name}'s DataLoader", align="left")
         path = options.out / f"{loader}.json"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         training = [HERE / "compare.py", shards, "--loader", loader, "--out", path]

@@ -52,13 +52,16 @@ def doctor(
 
 def _print(findings: list[Finding]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_lines=False)
     for column in ("part", "", "found", "remedy"):
         table.add_column(column, overflow="fold")
     for finding in findings:
-        table.add_row(finding.part, _MARKS[finding.state], finding.found, finding.remedy)
+        table.add_row(
+            finding.part, _MARKS[finding.state], escape(finding.found), escape(finding.remedy)
+        )
     Console().print(table)
 
 
@@ -135,7 +138,7 @@ def _pillow() -> list[Finding]:
         Finding(
             part="PIL",
             state="ok" if len(both) < 2 else "problem",
-            found=f"{info['version']} ({'SIMD' if info['simd'] else 'plain'})"
+            found=f"{info.version} ({'SIMD' if info.simd else 'plain'})"
             + (f"; both {both[0]} and {both[1]} own its files" if len(both) == 2 else ""),
             remedy=""
             if len(both) < 2
