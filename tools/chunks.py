@@ -25,7 +25,7 @@ _PIECE_RECORDS = 4096
 _PIECE_BYTES = 1 << 30
 #: A small input is still cut, so that processes share it, but not into crumbs.
 _LEAST_PIECES = 16
-_CRUMB_RECORDS = 64
+_CRUMB_RECORDS = 128
 
 _ORDER_KEY = 0x5AA5_0001
 _SUBSET_KEY = 0x5AA5_0002

@@ -39,15 +39,15 @@ def check_places(src: str, out: str) -> None:
     Raises:
         ConfigError: writing there would mix output into the input.
     """
-    out_real = os.path.realpath(out)
     base = src
     while glob.has_magic(base) and not Path(base).exists():
         base = os.path.dirname(base)  # noqa: PTH120 - "" for a glob in the working directory
-    if Path(base).is_dir() and (base == src or os.path.dirname(src) != base):  # noqa: PTH120
-        inside = os.path.realpath(base)
-        if os.path.commonpath([inside, out_real]) == inside:
-            raise ConfigError(f"OUT must not be SRC or lie in it: SRC is {src}, OUT is {out}.")
-    elif out_real == os.path.realpath(src):
+    base, target = os.path.realpath(base), os.path.realpath(out)
+    # a glob of one level takes files only, so a folder beside them is no part of it
+    as_folder = Path(src).is_dir() or "**" in src
+    if as_folder and os.path.commonpath([base, target]) == base:
+        raise ConfigError(f"OUT must not be SRC or lie in it: SRC is {src}, OUT is {out}.")
+    if base == target:
         raise ConfigError(f"OUT must be another place than SRC, got {out} for both.")
 
 

@@ -10,7 +10,7 @@ from omniload.types import Message
 __all__ = ["SPAN_RECORDS", "InputFile", "RawSample", "RefusedError", "Rejection", "Span"]
 
 #: Records of a span: rows that lie together in the input and stay together until the last shuffle.
-SPAN_RECORDS = 32
+SPAN_RECORDS = 16
 
 
 @dataclass(frozen=True, kw_only=True)

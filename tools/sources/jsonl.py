@@ -34,7 +34,7 @@ def scan(file: InputFile) -> Iterator[Span | Rejection]:
         ConfigError: a line of more than 1 GiB.
     """
     start = offset = line = 0
-    first = 0
+    first, ended = 0, True
     with Path(file.path).open("rb") as stream:
         while block := stream.read(_BLOCK):
             for end in np.flatnonzero(np.frombuffer(block, np.uint8) == 10).tolist():
@@ -44,6 +44,7 @@ def scan(file: InputFile) -> Iterator[Span | Rejection]:
                     yield _span(start, stop, first, line - first)
                     start, first = stop, line
             offset += len(block)
+            ended = block.endswith(b"\n")
             if offset - start > SPAN_RECORDS * _MAX_LINE:
                 raise ConfigError(
                     f"{file.path}: a line must have at most {_MAX_LINE >> 30} GiB; after line "
@@ -51,7 +52,7 @@ def scan(file: InputFile) -> Iterator[Span | Rejection]:
                     "ends. Is this a file of JSON lines?"
                 )
     if offset > start:
-        yield _span(start, offset, first, line - first + 1)
+        yield _span(start, offset, first, line - first + (not ended))
 
 
 def _span(start: int, stop: int, first: int, count: int) -> Span:
