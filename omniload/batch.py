@@ -181,16 +181,15 @@ class PackedBatch(TensorBuffer):
         =====================================  ======  ===========================
 
         - DDP and FSDP average gradients over ranks; a plain loop adds them up over micro-steps.
-        - DeepSpeed divides by gradient_accumulation_steps (in `engine.backward`, since 0.18.3 in
-          a hook on the engine's output, so for `loss.backward` too), unless told
-          `scale_wrt_gas=False`.
+        - DeepSpeed divides by gradient_accumulation_steps in `engine.backward`, unless told
+          `scale_wrt_gas=False`, and since 0.18.3 for a plain `loss.backward` too.
         - Accelerate's `backward` divides by the `gradient_accumulation_steps` that `Accelerator`
           was given; with DeepSpeed it leaves that to DeepSpeed.
-        - Hugging Face's Trainer counts the labels that are not -100 over all micro-steps and, with
-          `average_tokens_across_devices` (default since 4.54), all ranks; as no first label counts
-          here, that is `num_loss_tokens_step`. It gives the count to the model as
-          num_items_in_batch, multiplies the loss by the number of ranks, because DDP averages,
-          and does not divide by the accumulation. That already is the mean over the step.
+        - Hugging Face's Trainer counts the labels that are not -100, over all micro-steps and,
+          with `average_tokens_across_devices`, over all ranks: as no first label counts here, that
+          is `num_loss_tokens_step`. A model that takes `num_items_in_batch` gets this count. Its
+          loss is multiplied by the number of ranks, because DDP averages, and not divided by the
+          accumulation: that already is the mean over the step.
 
         Args:
             loss: what the model returns: "sum" of its token losses; their "mean"; or "step", the
