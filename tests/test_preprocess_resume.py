@@ -149,8 +149,10 @@ def test_an_interrupted_run_ends_soon_and_leaves_no_process(raw, unbroken, tmp_p
     with started(raw, out, "--workers", 2) as process:
         wait_until(lambda: receipts(out) >= 1, process)
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=30)
         assert process.returncode == 130
+        assert "run the same command again to go on" in stderr
+        assert "Traceback" not in stderr
         wait_for_end_of(process.pid)
     assert run_command(raw, out, "--workers", 2).returncode == 0
     assert content(out) == unbroken

@@ -133,17 +133,21 @@ def preprocess(
     )
     for kind, remedy in missing_codecs().items():
         typer.secho(f"note: {kind} images can't be read here: {remedy}", fg="yellow", err=True)
-    summary = preprocess_data(
-        src,
-        out,
-        recipe=recipe,
-        options=options,
-        format_name=None if format_ is None else format_.value,
-        image_root=image_root,
-        workers=_cores() if workers is None else workers,
-        overwrite=overwrite,
-        show_progress=not as_json,
-    )
+    try:
+        summary = preprocess_data(
+            src,
+            out,
+            recipe=recipe,
+            options=options,
+            format_name=None if format_ is None else format_.value,
+            image_root=image_root,
+            workers=_cores() if workers is None else workers,
+            overwrite=overwrite,
+            show_progress=not as_json,
+        )
+    except KeyboardInterrupt:
+        typer.echo("stopped; run the same command again to go on", err=True)
+        raise
     _report(summary, out, as_json=as_json)
 
 
