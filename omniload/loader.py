@@ -12,18 +12,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import DataLoader as TorchDataLoader
 
 from omniload.batch import PackedBatch
-from omniload.errors import ConfigError, StateError
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
 from omniload.loader_checks import choose_transform, compare_over_ranks, data_fingerprint
 from omniload.loader_iterator import BatchIterator
 from omniload.loader_settings import LoaderSettings, WorkerOptions, check_count, open_source
 from omniload.loader_state import LoaderState, Place
-from omniload.loader_worker import PackDataset, TaskSampler, Walk, make_torch_loader
+from omniload.loader_worker import PackDataset, Walk, Workers
 from omniload.plan import StepPlan
 from omniload.rng import derive
 from omniload.shards import Manifest, ShardSet
@@ -47,6 +44,9 @@ class DataLoader:
     beginning of the current epoch, also when that epoch was left halfway. The epoch advances when
     it is exhausted. Only the newest iterator lives: `next()` on an older one raises StateError.
     After an error in a batch the iterator is closed, and the state still stands before that batch.
+
+    Where torch.distributed is initialised with as many processes as the world has, the first
+    `iter()` is a collective: it compares the plans of all ranks.
 
     A transform must draw from the generator it is given. Then its result depends on (seed, epoch,
     row) only, and not on the number of workers.
@@ -109,7 +109,7 @@ class DataLoader:
             oversize=oversize,
             window_rows=window_rows,
         )
-        self._options = WorkerOptions(
+        options = WorkerOptions(
             num_workers=num_workers,
             pin_memory=pin_memory,
             prefetch_factor=prefetch_factor,
@@ -124,16 +124,9 @@ class DataLoader:
         self._taken = False  # whether a batch was handed out since the place was set
         self._compared = False
         self._plan = self._make_plan(self._place)
-        if not self._plan.has_step(0):
-            raise ConfigError(
-                "the data set must have at least one sample within the budget, got none in "
-                f"{len(self._shards)} rows."
-            )
         self._live: weakref.ref[BatchIterator] | None = None
-        self._dataset = PackDataset(self._shards, self._transform, settings=self._settings)
-        self._sampler = TaskSampler()
-        self._generator = torch.Generator()
-        self._torch: TorchDataLoader[PackedBatch] | None = None
+        dataset = PackDataset(self._shards, self._transform, settings=self._settings)
+        self._workers = Workers(dataset, options)
 
     @property
     def epoch(self) -> int:
@@ -168,9 +161,8 @@ class DataLoader:
     def __len__(self) -> int:
         """Micro-batches of this rank in the current epoch; exact.
 
-        It may differ a little from epoch to epoch, because each makes its groups anew. Where a
-        state was loaded, the steps before it count too. Plans the whole epoch: about a second for
-        a million rows.
+        Epochs differ a little, because each makes its groups anew. Where a state was loaded, the
+        steps before it count too. Plans the whole epoch: about a second for a million rows.
         """
         before = self._place.first_step * self._settings.accumulation
         return before + self._walk(done=0).count()
@@ -185,19 +177,13 @@ class DataLoader:
             facts = {"tail": self._settings.tail, "plan": self._plan.fingerprint}
             compare_over_ranks({**self.state_dict(), **facts}, self.world)
             self._compared = True
-        self._sampler.walk = self._walk(done=self._place.done)
-        # torch seeds workers from here; its default would draw from the user's global generator
-        self._generator.manual_seed(derive(self._settings.seed, self._place.epoch) >> 1)
-        if self._torch is None:
-            self._torch = make_torch_loader(
-                self._dataset, self._sampler, generator=self._generator, options=self._options
-            )
+        seed = derive(self._settings.seed, self._place.epoch) >> 1
         batches = BatchIterator(
-            iter(self._torch),
+            self._workers.start(self._walk(done=self._place.done), seed=seed),
             on_batch=self._hand_out,
             on_end=self._finish,
-            on_error=self._forget_workers,
-            has_workers=self._options.num_workers > 0,
+            on_error=self._workers.forget,
+            has_workers=self._workers.are_processes,
         )
         self._live = weakref.ref(batches)
         return batches
@@ -247,45 +233,32 @@ class DataLoader:
             StateError: not a state; saved with other settings; inside a step of another number of
                 ranks; a place that this data doesn't have.
         """
-        state, own = LoaderState.from_dict(state_dict), self._state()
-        state.check_share(own)
-        differences = state.differences(own)
-        if strict and differences:
-            raise StateError(
-                f"the loader state belongs to other data or settings: {'; '.join(differences)}. "
-                "Make the loader as it was when the state was saved, or pass strict=False."
-            )
+        state = LoaderState.from_dict(state_dict)
+        differences = state.check_settings(self._state(), strict=strict)
         plan = self._make_plan(state.place)
-        if strict and plan.order_fingerprint != state.plan:
-            raise StateError(
-                "the loader state belongs to another order of samples, though data and settings "
-                "are the same: another version of omniload saved it. Use that one until the end of "
-                "the epoch, or pass strict=False."
-            )
-        if not plan.has_step(0):
-            raise StateError(
-                f"the loader state names no place in this data: group {state.groups} of window "
-                f"{state.window} is not before the end of epoch {state.epoch}."
-            )
+        state.check_plan(plan, strict=strict)
         if differences:
             _log.warning("loader state taken up although it differs: %s", "; ".join(differences))
         self._retire("this iterator was ended by load_state_dict().")
         self._move(state.place, plan)
 
     def _state(self) -> LoaderState:
-        place, plan, settings = self._place, self._plan, self._settings
+        place, plan = self._place, self._plan
         if self._is_finished():
             place = Place(epoch=place.epoch + 1)
             plan = self._make_plan(place)
-        step, micro_step = divmod(place.done, settings.accumulation)
-        position = plan.position(step)
+        step, micro_step = divmod(place.done, self._settings.accumulation)
+        window, groups = place.start or (0, 0)
+        if step:  # else no window has to be planned to know the place
+            position = plan.position(step)
+            window, groups = position["window"], position["groups"]
         return LoaderState(
             epoch=place.epoch,
             step=place.first_step + step,
             micro_step=micro_step,
-            window=position["window"],
-            groups=position["groups"],
-            **settings.facts,
+            window=window,
+            groups=groups,
+            **self._settings.facts,
             num_rows=self.manifest.num_rows,
             data=self._data,
             plan=plan.order_fingerprint,
@@ -305,10 +278,8 @@ class DataLoader:
         self._taken = False
 
     def _retire(self, because: str) -> None:
-        live = self._live() if self._live is not None else None
-        if live is not None:
+        if self._live is not None and (live := self._live()) is not None:
             live.close(because)
-        self._live = None
 
     def _make_plan(self, place: Place) -> StepPlan:
         return self._settings.make_plan(self.index, epoch=place.epoch, start=place.start)
@@ -330,9 +301,4 @@ class DataLoader:
         self._taken = True
 
     def _finish(self) -> None:
-        self._live = None
         self._move(Place(epoch=self._place.epoch + 1))
-
-    def _forget_workers(self) -> None:
-        # persistent workers belong to torch's loader, and one of them may be dead
-        self._torch = None

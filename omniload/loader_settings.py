@@ -88,8 +88,13 @@ class LoaderSettings:
     def make_plan(
         self, index: LengthIndex, *, epoch: int, start: tuple[int, int] | None
     ) -> StepPlan:
-        """Make the plan of an epoch, or of its rest from `start` on."""
-        return make_plan(
+        """Make the plan of an epoch, or of its rest from `start` on.
+
+        Raises:
+            ConfigError: a row over budget, or no row to plan.
+            StateError: `start` is not in this epoch.
+        """
+        plan = make_plan(
             index,
             budget=self.budget,
             dp_world_size=self.world.dp_world_size,
@@ -102,6 +107,13 @@ class LoaderSettings:
             oversize=self.oversize,
             window_rows=self.window_rows,
         )
+        if len(plan.dropped) == len(index):
+            # an epoch without a batch would let a loop over epochs spin for ever
+            raise ConfigError(
+                f"the data set must have at least one row within {self.budget}, got none of "
+                f"{len(index)}."
+            )
+        return plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from omniload.errors import StateError
+from omniload.plan import StepPlan
 
 __all__ = ["SCHEMA", "LoaderState", "Place"]
 
@@ -119,7 +120,7 @@ class LoaderState:
 
     @property
     def place(self) -> Place:
-        """The place it names, for a loader whose steps are as long as `check_share` allows."""
+        """The place it names, for a loader that `check_settings` accepts."""
         start = (self.window, self.groups)
         return Place(
             epoch=self.epoch,
@@ -128,29 +129,57 @@ class LoaderState:
             done=self.micro_step,
         )
 
-    def differences(self, own: LoaderState) -> tuple[str, ...]:
-        """List the settings in which the saved state differs from the loader's own, in words.
+    def check_settings(self, own: LoaderState, *, strict: bool) -> tuple[str, ...]:
+        """Check the saved settings against the loader's own.
 
-        The hash of the plan is not among them: it belongs to one epoch, and tells no more where
-        something else differs.
+        Args:
+            own: any state of the loader that is to take this one up.
+            strict: raise where a setting differs.
+
+        Returns:
+            The settings that differ, each with both values, in words.
+
+        Raises:
+            StateError: a setting differs; or, strict or not, another world size or accumulation
+                inside an optimizer step.
         """
-        return tuple(
+        self._check_share(own)
+        differences = tuple(
             f"{field.name}: {getattr(self, field.name)!r} in the state, "
             f"{getattr(own, field.name)!r} in this loader"
             for field in fields(self)
+            # the hash of the plan belongs to one epoch: see check_plan
             if field.name not in (*_COUNTS, *_SHARE, "plan")
             and getattr(self, field.name) != getattr(own, field.name)
         )
+        if strict and differences:
+            raise StateError(
+                f"the loader state belongs to other data or settings: {'; '.join(differences)}. "
+                "Make the loader as it was when the state was saved, or pass strict=False."
+            )
+        return differences
 
-    def check_share(self, own: LoaderState) -> None:
-        """Check that the saved place can be dealt out over this loader's ranks.
-
-        Inside an optimizer step only the same ranks and accumulation continue it: with others, the
-        groups that some ranks have already used would not be a prefix of the order.
+    def check_plan(self, plan: StepPlan, *, strict: bool) -> None:
+        """Check the plan that starts at the saved place.
 
         Raises:
-            StateError: another world size or accumulation inside an optimizer step.
+            StateError: it gives rows in another order, where `strict`; or nothing is left in it.
         """
+        if strict and plan.order_fingerprint != self.plan:
+            raise StateError(
+                "the loader state belongs to another order of samples, though data and settings "
+                "are the same: another version of omniload saved it. Use that one until the end of "
+                "the epoch, or pass strict=False."
+            )
+        if not plan.has_step(0):
+            raise StateError(
+                f"the loader state names no place in this data: group {self.groups} of window "
+                f"{self.window} is not before the end of epoch {self.epoch}."
+            )
+
+    def _check_share(self, own: LoaderState) -> None:
+        # inside a step only the same ranks and accumulation go on: with others, the groups that
+        # some ranks have already used would not be a prefix of the order
         changed = [
             f"{name} {getattr(self, name)} -> {getattr(own, name)}"
             for name in _SHARE
@@ -164,7 +193,7 @@ class LoaderState:
                 "micro-batches done). Save after a batch with is_last_micro_step, or continue with "
                 "the old numbers."
             )
-        if not changed and self.micro_step >= self.accumulation:
+        if self.micro_step >= self.accumulation:
             raise StateError(
                 f"micro_step of the loader state must be below its accumulation: got "
                 f"{self.micro_step} of {self.accumulation}."

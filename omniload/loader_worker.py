@@ -26,7 +26,7 @@ from omniload.shards import ShardSet
 from omniload.transforms import Transform
 from omniload.types import Record, Sample
 
-__all__ = ["PackDataset", "Task", "TaskSampler", "Walk", "make_torch_loader"]
+__all__ = ["PackDataset", "Task", "TaskSampler", "Walk", "Workers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,29 +213,50 @@ class PackDataset(Dataset[PackedBatch]):
                 )
 
 
-def make_torch_loader(
-    dataset: PackDataset,
-    sampler: TaskSampler,
-    *,
-    generator: torch.Generator,
-    options: WorkerOptions,
-) -> DataLoader[PackedBatch]:
-    """Make the torch loader whose workers turn each task into one batch, without a collation.
+class Workers:
+    """Torch's loader, set up so that each task becomes one batch without a collation.
 
     Args:
         dataset: makes the batches.
-        sampler: gives the tasks.
-        generator: seeds the workers; torch would else draw from the user's global generator.
-        options: how the workers run.
+        options: how the worker processes run.
     """
-    return DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=sampler,
-        collate_fn=_identity,
-        generator=generator,
-        **options.torch_arguments(),
-    )
+
+    def __init__(self, dataset: PackDataset, options: WorkerOptions) -> None:
+        self._dataset = dataset
+        self._options = options
+        self._sampler = TaskSampler()
+        self._generator = torch.Generator()
+        self._loader: DataLoader[PackedBatch] | None = None
+
+    @property
+    def are_processes(self) -> bool:
+        """Whether batches are made in other processes."""
+        return self._options.num_workers > 0
+
+    def start(self, walk: Walk, *, seed: int) -> Iterator[PackedBatch]:
+        """Start to work on the tasks of a walk.
+
+        Args:
+            walk: the tasks.
+            seed: below 2**63; seeds the generators of torch, NumPy and Python in the processes.
+        """
+        if self._loader is None:
+            self._loader = DataLoader(
+                self._dataset,
+                batch_size=None,
+                sampler=self._sampler,
+                collate_fn=_identity,
+                # torch would else draw a seed from the user's global generator
+                generator=self._generator,
+                **self._options.torch_arguments(),
+            )
+        self._sampler.walk = walk
+        self._generator.manual_seed(seed)
+        return iter(self._loader)
+
+    def forget(self) -> None:
+        """Start with new processes next time: one of those that persist may be dead."""
+        self._loader = None
 
 
 def _identity(batch: Any) -> Any:

@@ -29,7 +29,7 @@ ALLOWED = {
     "packing": {"_layout", "_rows", "batch", "kernels", "_native"},
     "masks": {"kernels", "_native"},
     "pipeline": set(),
-    "loader_state": set(),
+    "loader_state": {"plan"},
     "loader_iterator": {"batch"},
     "loader_worker": {"loader_settings", "plan", "shards", "transforms", "batch", "packing"},
     "loader_checks": {"shards", "images", "transforms"},

@@ -346,7 +346,7 @@ def test_samples_over_budget_are_an_error_or_reported(data, caplog):
     assert sorted(loading.dropped.tolist()) == over.tolist()
     assert f"{len(over)} of {NUM_ROWS} rows are over" in caplog.text
     assert sorted(rows_of(loading) + over.tolist()) == list(range(NUM_ROWS))
-    with pytest.raises(ConfigError, match="at least one sample within the budget"):
+    with pytest.raises(ConfigError, match="at least one row within Budget"):
         loader(data, budget=Budget(tokens=1), oversize="drop")
 
 
