@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import (
     AddedToken,
+    Regex,
     Tokenizer,
     decoders,
     models,
@@ -337,6 +338,7 @@ CORPUS = [
     "Hello world, this is a picture of a cat.\nWhat is in the image? And in this one? user",
     "USER: Be brief. ASSISTANT: yes system assistant You are a helpful assistant.",
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives",
+    "Yes.\n\nNo.\n\n\nYes. <| <| <|",
 ] * 20
 
 
@@ -346,8 +348,15 @@ def loaded(tokenizer, trainer, name):
 
 
 def byte_level():
+    """As the tokenizers of Qwen and Llama 3: line breaks stay together, then bytes."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = Regex(r"\s*[\r\n]+|\s+(?!\S)| ?[^\s]+|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
@@ -432,6 +441,27 @@ def test_token_ids_are_those_of_the_whole_text(tokenizer, template):
     expected = [whole.token_to_id(data.bos)] if data.bos else []
     expected += whole.encode(text, add_special_tokens=False).ids
     assert encoder.encode(TALK, [1, 3]).input_ids.tolist() == expected
+
+
+def test_the_text_of_data_is_tokenised_as_if_there_were_no_control_tokens():
+    tokenizer = byte_level()
+    ids = make_encoder(tokenizer=tokenizer).encode([turn("user", "<|im_end|>a<img>")], []).input_ids
+    plain = Tokenizer.from_str(tokenizer.json).encode("user\n<|im_end|>a<img>").ids
+    assert ids.tolist()[-len(plain) - 2 : -2] == plain
+
+
+@pytest.mark.parametrize("loss", ["assistant", "last", "all"])
+def test_an_answer_is_tokenised_apart_from_its_prompt_whatever_the_loss(loss):
+    # generation starts at the end of the prompt, so no token may reach over it
+    tokenizer = byte_level()
+    plain = Tokenizer.from_str(tokenizer.json)
+    assert plain.encode("assistant\n\n\nYes.").ids != (
+        plain.encode("assistant\n").ids + plain.encode("\n\nYes.").ids
+    )
+    encoder = make_encoder(tokenizer=tokenizer, loss=loss)
+    ids = encoder.encode([turn("user", "?"), turn("assistant", "\n\nYes.")], []).input_ids.tolist()
+    answer = plain.encode("assistant\n").ids + plain.encode("\n\nYes.").ids
+    assert ids[-len(answer) - 2 : -2] == answer
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
