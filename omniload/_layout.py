@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 __all__ = ["BatchSizes", "TensorBuffer", "allocate_buffer"]
+
+_NUMPY_TYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.uint8: np.uint8}
 
 #: Sections start at multiples of a cache line, which is also what vector loads like.
 _ALIGNMENT_BYTES = 64
@@ -42,53 +46,45 @@ class BatchSizes(NamedTuple):
             "tiles": (torch.uint8, (self.num_tiles, 3, self.tile_height, self.tile_width)),
         }
 
-    def num_bytes(self) -> int:
-        """Return the bytes of the buffer, at least one line."""
-        total = sum(
-            _round_up(dtype.itemsize * math.prod(shape)) for dtype, shape in self.shapes().values()
-        )
-        return max(total, _ALIGNMENT_BYTES)
-
-    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Cut the buffer into typed tensors, without a copy."""
+    def sections(self) -> tuple[dict[str, tuple[int, int]], int]:
+        """Return first and last byte (exclusive) of each tensor, and the bytes of the buffer."""
         found, start = {}, 0
         for name, (dtype, shape) in self.shapes().items():
             stop = start + dtype.itemsize * math.prod(shape)
-            found[name] = buffer[start:stop].view(dtype).view(shape)
-            start = _round_up(stop)
-        return found
+            found[name] = (start, stop)
+            start = -(-stop // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return found, max(start, _ALIGNMENT_BYTES)
 
 
-def _round_up(num_bytes: int) -> int:
-    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-
-def allocate_buffer(sizes: BatchSizes) -> torch.Tensor:
-    """Make the buffer of a batch; the gaps between its sections are zero.
+def allocate_buffer(sizes: BatchSizes) -> tuple[torch.Tensor, dict[str, npt.NDArray[Any]]]:
+    """Make the buffer of a batch, and NumPy arrays that look into it, to be written.
 
     In a worker process of a torch DataLoader it is made in shared memory at once: sending it then
     copies nothing.
 
     Returns:
-        uint8 (sizes.num_bytes(),), not initialised except for the gaps.
+        uint8 (num_bytes,), zero between its sections; and name -> array.
     """
-    num_bytes = sizes.num_bytes()
+    sections, num_bytes = sizes.sections()
     if torch.utils.data.get_worker_info() is None:
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
     else:
         storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
         buffer = torch.empty(0, dtype=torch.uint8).set_(storage)
-    stop = 0
-    for dtype, shape in sizes.shapes().values():
-        stop += dtype.itemsize * math.prod(shape)
-        buffer[stop : (stop := _round_up(stop))] = 0
-    buffer[stop:] = 0
-    return buffer
+    raw = buffer.numpy()
+    arrays, gap = {}, 0
+    for name, (dtype, shape) in sizes.shapes().items():
+        start, stop = sections[name]
+        raw[gap:start] = 0
+        arrays[name] = raw[start:stop].view(_NUMPY_TYPES[dtype]).reshape(shape)
+        gap = stop
+    raw[gap:] = 0
+    return buffer, arrays
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TensorBuffer(Mapping[str, torch.Tensor]):
-    """Tensors of one packed row, as attributes and as a mapping by name.
+    """Tensors of one packed row, as attributes and as a mapping by name, without a copy.
 
     Args:
         buffer: uint8 (num_bytes,), holds all of them.
@@ -97,15 +93,13 @@ class TensorBuffer(Mapping[str, torch.Tensor]):
 
     buffer: torch.Tensor
     sizes: BatchSizes
-    _views: dict[str, torch.Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_views", self.sizes.views(self.buffer))
+    # made when first asked for: a worker process never asks
+    _views: dict[str, torch.Tensor] = field(init=False, default_factory=dict)
 
     @property
     def input_ids(self) -> torch.Tensor:
         """int64 (num_tokens,)."""
-        return self._views["input_ids"]
+        return self["input_ids"]
 
     @property
     def labels(self) -> torch.Tensor:
@@ -114,56 +108,61 @@ class TensorBuffer(Mapping[str, torch.Tensor]):
         Not shifted: the model compares the output at t with the label at t + 1. Because the first
         label is ignored, no sample is asked to predict the next one.
         """
-        return self._views["labels"]
+        return self["labels"]
 
     @property
     def position_ids(self) -> torch.Tensor:
         """int64 (num_tokens,), restarts at 0 with each sample."""
-        return self._views["position_ids"]
+        return self["position_ids"]
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
         """int32 (num_samples + 1,), where the samples begin; the last is num_tokens."""
-        return self._views["cu_seqlens"]
+        return self["cu_seqlens"]
 
     @property
     def sample_ids(self) -> torch.Tensor:
         """int64 (num_samples,), rows of the index; (0,) in a filler."""
-        return self._views["sample_ids"]
+        return self["sample_ids"]
 
     @property
     def tiles(self) -> torch.Tensor:
         """uint8 (num_tiles, 3, height, width), RGB, in the order of the samples."""
-        return self._views["tiles"]
+        return self["tiles"]
 
     @property
     def image_num_tiles(self) -> torch.Tensor:
         """int32 (num_images,), sums to num_tiles."""
-        return self._views["image_num_tiles"]
+        return self["image_num_tiles"]
 
     @property
     def image_sizes(self) -> torch.Tensor:
         """int32 (num_images, 2), (width, height) of the original image, pixels."""
-        return self._views["image_sizes"]
+        return self["image_sizes"]
 
     @property
     def image_grids(self) -> torch.Tensor:
         """int32 (num_images, 2), (columns, rows) of the tile grid, thumbnail left out."""
-        return self._views["image_grids"]
+        return self["image_grids"]
 
     @property
     def image_spans(self) -> torch.Tensor:
         """int32 (num_images, 2), [start, end) of the image's tokens in the packed row."""
-        return self._views["image_spans"]
+        return self["image_spans"]
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._views[name]
+        view = self._views.get(name)
+        if view is None:
+            dtype, shape = self.sizes.shapes()[name]
+            start, stop = self.sizes.sections()[0][name]
+            view = self._views[name] = self.buffer[start:stop].view(dtype).view(shape)
+        return view
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
+        return iter(self.sizes.shapes())
 
     def __len__(self) -> int:
-        return len(self._views)
+        return len(self.sizes.shapes())
 
     __eq__ = object.__eq__  # a mapping would compare tensors and fail
     __hash__ = object.__hash__

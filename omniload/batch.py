@@ -64,7 +64,6 @@ class PackedBatch(TensorBuffer):
     accumulation: int
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.dp_world_size < 1 or self.accumulation < 1:
             raise ConfigError(
                 "dp_world_size and accumulation must be at least 1, got "

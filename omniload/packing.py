@@ -78,8 +78,7 @@ def pack(
         )
     native = _native.choose(backend)
     sizes = _sizes(samples, num_sample_ids=0 if is_filler else len(samples))
-    buffer = allocate_buffer(sizes)
-    arrays = {name: view.numpy() for name, view in sizes.views(buffer).items()}
+    buffer, arrays = allocate_buffer(sizes)
     row = TokenRow(**{name: arrays[name] for name in TokenRow.__dataclass_fields__})
     ids = [plain(sample.input_ids) for sample in samples]
     labels = [plain(sample.labels) for sample in samples]

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omniload._layout import BatchSizes
+from omniload._layout import BatchSizes, TensorBuffer, allocate_buffer
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError
 from omniload.kernels.reference import (
@@ -68,16 +68,19 @@ def test_a_batch_is_a_mapping_of_its_tensors():
 
 @given(st.lists(st.integers(0, 70), min_size=7, max_size=7))
 def test_every_tensor_lies_in_the_one_buffer_at_a_cache_line_of_its_own(numbers):
-    sizes = BatchSizes(*numbers)
-    buffer = torch.empty(sizes.num_bytes(), dtype=torch.uint8)
-    ends = [0]
-    for tensor in sizes.views(buffer).values():
+    buffer, arrays = allocate_buffer(BatchSizes(*numbers))
+    batch = TensorBuffer(buffer=buffer, sizes=BatchSizes(*numbers))
+    end = 0
+    for name, tensor in batch.items():
         assert tensor.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
         start = tensor.storage_offset() * tensor.element_size()
         assert start % 64 == 0
-        assert start >= ends[-1]
-        ends.append(start + tensor.nbytes)
-    assert ends[-1] <= len(buffer)
+        assert not buffer[end:start].any()  # the gap
+        end = start + tensor.nbytes
+        arrays[name][...] = 1
+        assert (tensor == 1).all()
+        assert tensor.shape == arrays[name].shape
+    assert end <= len(buffer)
 
 
 def test_equal_samples_give_equal_bytes_gaps_included():
