@@ -73,13 +73,10 @@ def normalize_tiles(tiles: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
             f"{tuple(tiles.shape)}."
         )
     pixels = torch.empty(tiles.shape, dtype=table.dtype, device=tiles.device)
-    # one tile at a time stays in a CPU's cache (2x); a GPU wants few and large launches
-    step = 1 if tiles.device.type == "cpu" else max(len(tiles), 1)
-    for first in range(0, len(tiles), step):
-        part, target = tiles[first : first + step], pixels[first : first + step]
+    # a plane at a time stays in a CPU's cache: twice as fast as all tiles at once
+    for tile, target in zip(tiles, pixels, strict=True):
         for channel in range(3):
             # int32 indices: a uint8 tensor would be taken for a mask, int64 doubles the traffic
-            index = part[:, channel].reshape(-1).to(torch.int32)
-            plane = target[:, channel]
-            plane.copy_(table[channel].index_select(0, index).view(plane.shape))
+            index = tile[channel].reshape(-1).to(torch.int32)
+            torch.index_select(table[channel], 0, index, out=target[channel].view(-1))
     return pixels
