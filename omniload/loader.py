@@ -206,13 +206,10 @@ class DataLoader:
             self._move(Place(epoch=int(epoch)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: plain JSON, below 1 kB, the same on all ranks.
+        """Return the state: plain JSON, below 1 kB, the same on all ranks; see `LoaderState`.
 
         It stands behind the last batch that was handed out, whatever workers have prefetched. After
         the last batch of an epoch it is the beginning of the next.
-
-        Returns:
-            A new dict; `omniload.loader_state.LoaderState` describes its fields.
         """
         return self._state().to_dict()
 
@@ -266,7 +263,7 @@ class DataLoader:
         )
 
     def _is_finished(self) -> bool:
-        # a rank without any batch in an epoch still has to go through it
+        # 0: a rank without any batch in an epoch still has to go through it
         return self._place.done > 0 and self._walk(done=self._place.done).is_done()
 
     def _move(self, place: Place, plan: StepPlan | None = None) -> None:

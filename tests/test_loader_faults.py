@@ -1,8 +1,12 @@
 """What goes wrong in a batch is named with its sample, and nothing hangs or is left behind."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -153,3 +157,25 @@ def test_a_dropped_loader_takes_its_persistent_workers_along(data, children):
     assert len(children()) == 1
     del loading
     assert not children()
+
+
+def test_an_interrupt_ends_the_program_and_its_workers(data):
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tests.loader_endless", str(data)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).resolve().parent.parent,
+        start_new_session=True,
+    )
+    try:
+        assert len(program.stdout.readline().split()) == 2
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+        _, errors = program.communicate(timeout=60)
+        assert program.returncode != 0
+        assert "KeyboardInterrupt" in errors
+        with pytest.raises(ProcessLookupError):
+            os.killpg(program.pid, 0)  # nobody is left in its session
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
