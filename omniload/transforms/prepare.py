@@ -84,25 +84,16 @@ def prepare_sample(
         SampleError: the sample must be left out; says why.
         ConfigError: an unknown `oversize`, or `max_tokens` below 1.
     """
-    if oversize not in get_args(Oversize):
-        raise ConfigError(
-            f"oversize must be one of {', '.join(get_args(Oversize))}, got {oversize!r}."
-        )
-    if max_tokens is not None and max_tokens < 1:
-        raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}.")
+    _check(max_tokens, oversize)
     counts = [policy.num_tiles(width, height) for width, height in image_sizes]
     encoded = encoder.encode(messages, counts)
     over = 0 if max_tokens is None else len(encoded.input_ids) - max_tokens
-    reduced = False
-    if over > 0:
-        if oversize == "reject":
-            raise SampleError(
-                f"too long: at most {max_tokens} tokens, got {len(encoded.input_ids)}."
-            )
-        if oversize == "fewer-tiles":
-            counts = _fewer_tiles(counts, image_sizes, over, encoder.tokens_per_tile, policy)
-            encoded = encoder.encode(messages, counts)
-            reduced = True
+    if over > 0 and oversize == "reject":
+        raise SampleError(f"too long: at most {max_tokens} tokens, got {len(encoded.input_ids)}.")
+    reduced = over > 0 and oversize == "fewer-tiles"
+    if reduced:
+        counts = _fewer_tiles(counts, image_sizes, over, encoder.tokens_per_tile, policy)
+        encoded = encoder.encode(messages, counts)
     prepared = Prepared(
         input_ids=encoded.input_ids,
         labels=encoded.labels,
@@ -113,6 +104,15 @@ def prepare_sample(
     if over > 0 and oversize == "truncate" and max_tokens is not None:
         return _truncated(prepared, max_tokens, margin=len(encoder.image_end_ids))
     return prepared
+
+
+def _check(max_tokens: int | None, oversize: str) -> None:
+    if oversize not in get_args(Oversize):
+        raise ConfigError(
+            f"oversize must be one of {', '.join(get_args(Oversize))}, got {oversize!r}."
+        )
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}.")
 
 
 def _fewer_tiles(
