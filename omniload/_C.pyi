@@ -5,7 +5,9 @@ All sizes and bounds are checked before memory is touched; a wrong one raises Va
 type TypeError. The interpreter lock is released around the work.
 """
 
-from collections.abc import Buffer, Sequence
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
 
 def pack(
     input_ids: Sequence[Buffer],
