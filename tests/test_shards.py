@@ -1,9 +1,11 @@
+import gc
 import json
 import multiprocessing
 import pickle
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +132,20 @@ def test_a_pickled_set_is_small_and_notices_another_manifest(tmp_path):
     make_shards(tmp_path, 2000, seed=1)
     with pytest.raises(ShardError, match="was written again while it was in use"):
         pickle.loads(data)
+
+
+def test_the_maps_of_a_set_go_when_it_goes(tmp_path):
+    make_shards(tmp_path, 60, max_bytes=20_000)
+    gc.disable()
+    try:
+        shards = open_shards(tmp_path)
+        gone = weakref.ref(shards._open(0))
+        shards.read(0)
+        assert gone() is not None
+        del shards
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_an_index_of_another_content_is_refused(tmp_path):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import mmap
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,10 @@ class ShardSet:
         self._starts = [0]
         for shard in manifest.shards:
             self._starts.append(self._starts[-1] + shard.num_rows)
-        # one cache a set, not one for all sets of the process
-        self._open = lru_cache(_MAX_OPEN_SHARDS)(self._open_shard)
-        self._parsed = lru_cache(_MAX_PARSED_BATCHES)(self._parse_batch)
+        # one cache a set, not one for all sets of the process; neither refers to the set, so that
+        # its maps go when it goes, and not at some later garbage collection
+        self._open = lru_cache(_MAX_OPEN_SHARDS)(partial(_open_shard, path, manifest.shards))
+        self._parsed = lru_cache(_MAX_PARSED_BATCHES)(partial(_parse_batch, self._open))
 
     def __len__(self) -> int:
         return self.manifest.num_rows
@@ -106,12 +108,6 @@ class ShardSet:
             )
         return record
 
-    def _open_shard(self, shard: int) -> _OpenedShard:
-        return _OpenedShard(self.path, self.manifest.shards[shard])
-
-    def _parse_batch(self, shard: int, batch: int) -> _Batch:
-        return self._open(shard).batch(batch)
-
 
 def open_shards(path: str | Path) -> ShardSet:
     """Open a folder of shards.
@@ -133,6 +129,14 @@ def open_shards(path: str | Path) -> ShardSet:
     folder = Path(path).absolute()
     manifest = read_manifest(folder)
     return ShardSet(folder, manifest, _read_index(folder, manifest.index))
+
+
+def _open_shard(folder: Path, shards: Sequence[ShardInfo], number: int) -> _OpenedShard:
+    return _OpenedShard(folder, shards[number])
+
+
+def _parse_batch(opened: Callable[[int], _OpenedShard], shard: int, batch: int) -> _Batch:
+    return opened(shard).batch(batch)
 
 
 def _reopen(path: Path, manifest: str) -> ShardSet:
