@@ -24,6 +24,7 @@ _HOME = {
     "CostModel": "omniload.costs",
     "DataLoader": "omniload.loader",
     "Groups": "omniload.types",
+    "LanguageModel": "omniload.flops",
     "LengthIndex": "omniload.index",
     "Message": "omniload.types",
     "NativeUnavailableError": "omniload.errors",
@@ -35,6 +36,7 @@ _HOME = {
     "ShardError": "omniload.errors",
     "StateError": "omniload.errors",
     "StepPlan": "omniload.plan",
+    "VisionModel": "omniload.flops",
     "World": "omniload.world",
     "make_plan": "omniload.plan",
 }
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
         ShardError,
         StateError,
     )
+    from omniload.flops import LanguageModel, VisionModel
     from omniload.index import LengthIndex
     from omniload.loader import DataLoader
     from omniload.plan import StepPlan, make_plan

@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "omniload"
 
 # each layer may import itself's bottom row and the names listed; siblings never meet below loader
-BOTTOM = {"errors", "types", "index", "world", "rng", "costs", "metrics", "_checkout", "_jit"}
+BOTTOM = {"errors", "types", "index", "world", "rng", "costs", "flops", "metrics", "_checkout",
+          "_jit"}  # fmt: skip
 ALLOWED = {
     "grouping": {"_native"},
     "plan": {"grouping", "plan_balance", "plan_order", "plan_stream", "_native"},
