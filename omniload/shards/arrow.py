@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -108,7 +108,8 @@ class ShardWriter:
         prefix: start of the file names.
         max_bytes: close a shard when its images and tokens reach this size.
         with_messages: store the conversations.
-        durable: wait until each shard is on disk; False for files that are read back at once.
+        durable: wait until each shard is on disk, and take its checksum; False for files that are
+            read back at once.
     """
 
     def __init__(
@@ -174,35 +175,33 @@ class ShardWriter:
         self._rows = []
 
 
-def seal(
-    file: BinaryIO, partial: Path, path: Path, *, num_rows: int, durable: bool = True
-) -> ShardInfo:
-    """Make a written file durable, close it and give it its name.
+def seal(partial: Path, path: Path, *, num_rows: int, durable: bool = True) -> ShardInfo:
+    """Make a written file durable and give it its name.
 
     Args:
-        file: open for reading and writing, all content written.
         partial: its present path.
         path: its name to be.
         num_rows: for the returned line.
-        durable: wait until it is on disk.
+        durable: wait until it is on disk; False also leaves its checksum out.
 
     Returns:
         Its line in the manifest.
     """
     digest = xxhash.xxh3_128()
-    file.flush()
-    file.seek(0)
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    num_bytes = file.tell()
-    if durable:
-        os.fsync(file.fileno())
-    file.close()
+    with partial.open("rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        if durable:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+            os.fsync(file.fileno())
     partial.replace(path)
     if durable:
         sync_folder(path.parent)
     return ShardInfo(
-        name=path.name, num_rows=num_rows, num_bytes=num_bytes, xxh3_128=digest.hexdigest()
+        name=path.name,
+        num_rows=num_rows,
+        num_bytes=num_bytes,
+        xxh3_128=digest.hexdigest() if durable else "",
     )
 
 
@@ -211,8 +210,8 @@ class _OpenShard:
         self._path = path
         self._partial = partial_name(path)
         self._schema = schema
-        self._file = self._partial.open("w+b")
-        self._writer = pa.ipc.new_file(pa.PythonFile(self._file, mode="w"), schema)
+        self._file = pa.OSFile(os.fspath(self._partial), "wb")
+        self._writer = pa.ipc.new_file(self._file, schema)
         self._lengths: list[npt.NDArray[np.int32]] = []
         self._sources: dict[str, int] = {}
 
@@ -226,8 +225,9 @@ class _OpenShard:
 
     def finish(self, *, durable: bool) -> FinishedShard:
         self._writer.close()
+        self._file.close()
         tokens, tiles, loss = np.concatenate(self._lengths, axis=1)
-        info = seal(self._file, self._partial, self._path, num_rows=len(tokens), durable=durable)
+        info = seal(self._partial, self._path, num_rows=len(tokens), durable=durable)
         return FinishedShard(
             info=info,
             num_tokens=tokens,

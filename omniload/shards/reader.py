@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import bisect
-import mmap
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import xxhash
 
 from omniload.errors import ConfigError, ShardError
 from omniload.index import LengthIndex
-from omniload.shards.arrow import index_schema, shard_schema
+from omniload.shards.arrow import index_schema
 from omniload.shards.manifest import Manifest, ShardInfo, read_manifest
-from omniload.types import Message, Record
+from omniload.shards.views import OpenedShard, RowBatch, damaged, map_file, open_arrow
+from omniload.types import Record
 
 __all__ = ["ShardSet", "open_shards"]
-
-Int32Array = npt.NDArray[np.int32]
 
 # a map costs a file descriptor, a parsed batch about 10 kB; both are made again in microseconds
 _MAX_OPEN_SHARDS = 256
 _MAX_PARSED_BATCHES = 256
-
-_INT_LISTS = ("image_sizes", "image_num_tiles", "image_spans", "input_ids", "labels")
 
 
 class ShardSet:
@@ -97,16 +91,26 @@ class ShardSet:
         name = self.manifest.shards[shard].name
         try:
             record = batch.record(local % opened.rows_per_batch, row_number=int(row), shard=name)
-        except UnicodeDecodeError as error:
-            raise _damaged(self.path / name, f"text of row {row} is not UTF-8: {error}") from None
-        planned = (int(self.index.num_tokens[row]), int(self.index.num_tiles[row]))
-        found = (len(record.input_ids), int(record.image_num_tiles.sum()))
-        if planned != found or len(record.labels) != found[0]:
-            raise _damaged(
-                self.path / name,
-                f"row {row} must have (tokens, tiles) {planned} as in the index, got {found}",
-            )
+        except ValueError as error:
+            raise damaged(self.path / name, f"row {row}: {error}") from None
+        fault = self._fault(record)
+        if fault:
+            raise damaged(self.path / name, f"row {row} {fault}")
         return record
+
+    def _fault(self, record: Record) -> str:
+        """Say how a record differs from the index, or from itself."""
+        planned = (int(self.index.num_tokens[record.row]), int(self.index.num_tiles[record.row]))
+        found = (len(record.input_ids), int(record.image_num_tiles.sum()))
+        if planned != found:
+            return f"must have (tokens, tiles) {planned} as in the index, got {found}"
+        if len(record.labels) != found[0]:
+            return f"must have a label for each of {found[0]} tokens, got {len(record.labels)}"
+        images = len(record.images)
+        facts = (len(record.image_num_tiles), len(record.image_sizes), len(record.image_spans))
+        if facts != (images, images, images):
+            return f"must have tiles, size and span for each of {images} images, got {facts}"
+        return ""
 
 
 def open_shards(path: str | Path) -> ShardSet:
@@ -131,11 +135,11 @@ def open_shards(path: str | Path) -> ShardSet:
     return ShardSet(folder, manifest, _read_index(folder, manifest.index))
 
 
-def _open_shard(folder: Path, shards: Sequence[ShardInfo], number: int) -> _OpenedShard:
-    return _OpenedShard(folder, shards[number])
+def _open_shard(folder: Path, shards: Sequence[ShardInfo], number: int) -> OpenedShard:
+    return OpenedShard(folder, shards[number])
 
 
-def _parse_batch(opened: Callable[[int], _OpenedShard], shard: int, batch: int) -> _Batch:
+def _parse_batch(opened: Callable[[int], OpenedShard], shard: int, batch: int) -> RowBatch:
     return opened(shard).batch(batch)
 
 
@@ -149,168 +153,24 @@ def _reopen(path: Path, manifest: str) -> ShardSet:
     return opened
 
 
-def _damaged(path: Path, what: str) -> ShardError:
-    return ShardError(
-        f"{path} is damaged: {what}. Copy it again from where it was made (its xxh3_128 is in the "
-        "manifest), or preprocess again."
-    )
-
-
-def _map(path: Path, info: ShardInfo) -> Any:
-    try:
-        with path.open("rb") as file:
-            # not pyarrow's own map: that one advises the kernel to load whole batches
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise ShardError(f"{path} can't be read: {error}. Copy the shards again.") from None
-    if len(mapped) != info.num_bytes:
-        raise _damaged(path, f"it must have {info.num_bytes} bytes, got {len(mapped)}")
-    return pa.py_buffer(mapped)
-
-
-def _open_file(path: Path, buffer: Any) -> Any:
-    try:
-        return pa.ipc.open_file(pa.BufferReader(buffer))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, f"its Arrow footer can't be read ({error})") from None
-
-
 def _read_index(folder: Path, info: ShardInfo) -> LengthIndex:
     path = folder / info.name
-    buffer = _map(path, info)
+    buffer = map_file(path, info)
     # at 10 GB/s this is cheaper than to find out later that a plan was made from noise
     digest = xxhash.xxh3_128_hexdigest(memoryview(buffer))
     if digest != info.xxh3_128:
-        raise _damaged(path, f"its xxh3_128 must be {info.xxh3_128}, got {digest}")
-    file = _open_file(path, buffer)
+        raise damaged(path, f"its xxh3_128 must be {info.xxh3_128}, got {digest}")
+    file = open_arrow(path, buffer)
     if file.schema != index_schema() or file.num_record_batches != 1:
-        raise _damaged(path, "its columns are not those of a length index")
+        raise damaged(path, "its columns are not those of a length index")
     batch = file.get_batch(0)
     columns = {
         name: np.frombuffer(batch.column(name).buffers()[1], np.int32, count=batch.num_rows)
         for name in ("num_tokens", "num_tiles", "num_loss_tokens")
     }
     if batch.num_rows != info.num_rows:
-        raise _damaged(path, f"it must have {info.num_rows} rows, got {batch.num_rows}")
+        raise damaged(path, f"it must have {info.num_rows} rows, got {batch.num_rows}")
     try:
         return LengthIndex.from_arrays(**columns)
     except ConfigError as error:
-        raise _damaged(path, str(error)) from None
-
-
-class _OpenedShard:
-    """One mapped file; parses its batches."""
-
-    def __init__(self, folder: Path, info: ShardInfo) -> None:
-        self._path = folder / info.name
-        self._info = info
-        self._file = _open_file(self._path, _map(self._path, info))
-        schema = self._file.schema
-        self._has_messages = "messages" in schema.names
-        if schema != shard_schema(with_messages=self._has_messages):
-            raise _damaged(self._path, "its columns are not those of a shard")
-        try:
-            self.rows_per_batch = int((schema.metadata or {})[b"omniload.rows_per_batch"])
-        except (KeyError, ValueError):
-            raise _damaged(self._path, "omniload.rows_per_batch is not in its schema") from None
-        batches = -(-info.num_rows // max(self.rows_per_batch, 1))
-        if self.rows_per_batch < 1 or batches != self._file.num_record_batches:
-            raise _damaged(
-                self._path, f"it must have {batches} batches, got {self._file.num_record_batches}"
-            )
-
-    def batch(self, number: int) -> _Batch:
-        try:
-            batch = self._file.get_batch(number)
-            # offsets that point outside would be read blindly: this looks at all of them
-            batch.validate(full=True)
-            expected = min(self.rows_per_batch, self._info.num_rows - number * self.rows_per_batch)
-            if batch.num_rows != expected:
-                raise ValueError(f"it must have {expected} rows, got {batch.num_rows}")
-            return _Batch(batch, has_messages=self._has_messages)
-        except (pa.ArrowException, OSError, ValueError, IndexError) as error:
-            raise _damaged(self._path, f"batch {number}: {error}") from None
-
-
-class _Texts:
-    """A validated string column, cut without pyarrow's per-value objects."""
-
-    def __init__(self, column: Any) -> None:
-        _, offsets, data = column.buffers()
-        self._offsets = np.frombuffer(offsets, np.int32, count=len(column) + 1)
-        self._data = memoryview(b"" if data is None else data)
-
-    def __getitem__(self, row: int) -> str:
-        return str(self._data[self._offsets[row] : self._offsets[row + 1]], "utf-8")
-
-
-class _Batch:
-    """NumPy views of one record batch."""
-
-    def __init__(self, batch: Any, *, has_messages: bool) -> None:
-        self._keys = _Texts(batch.column("key"))
-        self._sources = _Texts(batch.column("source"))
-        self._lists: dict[str, tuple[Int32Array, Int32Array]] = {}
-        for name in _INT_LISTS:
-            column = batch.column(name)
-            values = column.values
-            data = values.buffers()[1]
-            flat = np.frombuffer(data, np.int32, count=len(values)) if len(values) else _EMPTY
-            self._lists[name] = (_list_offsets(column), flat)
-        self._images = batch.column("images")
-        self._image_offsets = _list_offsets(self._images)
-        _, offsets, data = self._images.values.buffers()
-        count = len(self._images.values)
-        self._image_ends = np.frombuffer(offsets, np.int64, count=count + 1)
-        self._image_data = memoryview(b"" if data is None else data)
-        self._messages: tuple[Int32Array, _Texts, _Texts, Int32Array] | None = None
-        if has_messages:
-            column = batch.column("messages")
-            role, content, weight = (column.values.field(i) for i in range(3))
-            weights = weight.fill_null(_NO_WEIGHT).to_numpy(zero_copy_only=False)
-            self._messages = (_list_offsets(column), _Texts(role), _Texts(content), weights)
-
-    def record(self, row: int, *, row_number: int, shard: str) -> Record:
-        return Record(
-            row=row_number,
-            key=self._keys[row],
-            source=self._sources[row],
-            shard=shard,
-            images=self._row_images(row),
-            image_sizes=self._ints("image_sizes", row).reshape(-1, 2),
-            image_num_tiles=self._ints("image_num_tiles", row),
-            image_spans=self._ints("image_spans", row).reshape(-1, 2),
-            input_ids=self._ints("input_ids", row),
-            labels=self._ints("labels", row),
-            messages=self._row_messages(row),
-        )
-
-    def _ints(self, name: str, row: int) -> Int32Array:
-        offsets, values = self._lists[name]
-        return values[offsets[row] : offsets[row + 1]]
-
-    def _row_images(self, row: int) -> tuple[bytes, ...]:
-        first, last = self._image_offsets[row], self._image_offsets[row + 1]
-        ends = self._image_ends
-        return tuple(bytes(self._image_data[ends[i] : ends[i + 1]]) for i in range(first, last))
-
-    def _row_messages(self, row: int) -> tuple[Message, ...] | None:
-        if self._messages is None:
-            return None
-        offsets, roles, contents, weights = self._messages
-        return tuple(
-            Message(
-                role=roles[i],
-                content=contents[i],
-                weight=None if weights[i] == _NO_WEIGHT else int(weights[i]),
-            )
-            for i in range(offsets[row], offsets[row + 1])
-        )
-
-
-_EMPTY = np.zeros(0, np.int32)
-_NO_WEIGHT = -1
-
-
-def _list_offsets(column: Any) -> Int32Array:
-    return np.frombuffer(column.buffers()[1], np.int32, count=len(column) + 1)
+        raise damaged(path, str(error)) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,10 +48,12 @@ def write_index(
     path = Path(folder) / INDEX_NAME
     partial = partial_name(path)
     columns = [pa.array(column, pa.int32()) for column in (num_tokens, num_tiles, num_loss_tokens)]
-    with partial.open("w+b") as file:
-        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), index_schema()) as writer:
-            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=index_schema()))
-        return seal(file, partial, path, num_rows=len(num_tokens))
+    with (
+        pa.OSFile(os.fspath(partial), "wb") as file,
+        pa.ipc.new_file(file, index_schema()) as writer,
+    ):
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=index_schema()))
+    return seal(partial, path, num_rows=len(num_tokens))
 
 
 def finish_shards(
