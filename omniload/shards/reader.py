@@ -83,7 +83,7 @@ class ShardSet:
             ConfigError: no such row.
             ShardError: the shard is missing, damaged, or not what manifest and index say.
 
-        Cost: about 60 us when the row's batch was not read lately, else 10 us; plus page faults.
+        Cost: about 50 us when the row's batch was not read lately, else 15 us; plus page faults.
         """
         shard, local = self.locate(row)
         opened = self._open(shard)

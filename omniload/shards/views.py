@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ Int32Array = npt.NDArray[np.int32]
 
 _INT_LISTS = ("image_sizes", "image_num_tiles", "image_spans", "input_ids", "labels")
 _EMPTY = np.zeros(0, np.int32)
-_NO_WEIGHT = -1
+_NO_ENDS = memoryview(bytes(8)).cast("q")
 
 
 def damaged(path: Path, what: str) -> ShardError:
@@ -104,17 +104,16 @@ class OpenedShard:
             if batch.num_rows != expected:
                 raise ValueError(f"it must have {expected} rows, got {batch.num_rows}")
             return RowBatch(batch, has_messages=self._has_messages)
-        except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+        except (pa.ArrowException, OSError, ValueError, TypeError, IndexError) as error:
             raise damaged(self._path, f"batch {number}: {error}") from None
 
 
 class _Texts:
     """A validated string column, cut without pyarrow's per-value objects."""
 
-    def __init__(self, column: Any) -> None:
-        _, offsets, data = column.buffers()
-        self._offsets = np.frombuffer(offsets, np.int32, count=len(column) + 1)
-        self._data = memoryview(b"" if data is None else data)
+    def __init__(self, offsets: Any, data: Any, rows: int) -> None:
+        self._offsets = _offsets(offsets, rows + 1)
+        self._data = _bytes(data)
 
     def __getitem__(self, row: int) -> str:
         return str(self._data[self._offsets[row] : self._offsets[row + 1]], "utf-8")
@@ -124,27 +123,25 @@ class RowBatch:
     """NumPy views of one record batch that has been validated."""
 
     def __init__(self, batch: Any, *, has_messages: bool) -> None:
-        self._keys = _Texts(batch.column("key"))
-        self._sources = _Texts(batch.column("source"))
-        self._lists: dict[str, tuple[Int32Array, Int32Array]] = {}
+        rows = batch.num_rows
+        # the buffers of a column and of all in it, in one call; offsets as memoryviews, which are
+        # made and indexed several times faster than arrays
+        buffers = {name: batch.column(name).buffers() for name in batch.schema.names}
+        _, offsets, data = buffers["key"]
+        self._keys = _Texts(offsets, data, rows)
+        _, offsets, data = buffers["source"]
+        self._sources = _Texts(offsets, data, rows)
+        self._lists: dict[str, tuple[memoryview[int], Int32Array]] = {}
         for name in _INT_LISTS:
-            column = batch.column(name)
-            values = column.values
-            data = values.buffers()[1]
-            flat = np.frombuffer(data, np.int32, count=len(values)) if len(values) else _EMPTY
-            self._lists[name] = (_list_offsets(column), flat)
-        self._images = batch.column("images")
-        self._image_offsets = _list_offsets(self._images)
-        _, offsets, data = self._images.values.buffers()
-        count = len(self._images.values)
-        self._image_ends = np.frombuffer(offsets, np.int64, count=count + 1)
-        self._image_data = memoryview(b"" if data is None else data)
-        self._messages: tuple[Int32Array, _Texts, _Texts, Int32Array] | None = None
-        if has_messages:
-            column = batch.column("messages")
-            role, content, weight = (column.values.field(i) for i in range(3))
-            weights = weight.fill_null(_NO_WEIGHT).to_numpy(zero_copy_only=False)
-            self._messages = (_list_offsets(column), _Texts(role), _Texts(content), weights)
+            _, offsets, _, data = buffers[name]
+            starts = _offsets(offsets, rows + 1)
+            self._lists[name] = (starts, _ints(data, starts[rows]))
+        _, offsets, _, ends, data = buffers["images"]
+        self._image_offsets = _offsets(offsets, rows + 1)
+        count = self._image_offsets[rows]
+        self._image_ends = _offsets(ends, count + 1, "q") if count else _NO_ENDS
+        self._image_data = _bytes(data)
+        self._messages = _Messages(buffers["messages"], rows) if has_messages else None
 
     def record(self, row: int, *, row_number: int, shard: str) -> Record:
         """Cut one row out.
@@ -163,15 +160,15 @@ class RowBatch:
             source=self._sources[row],
             shard=shard,
             images=self._row_images(row),
-            image_sizes=self._ints("image_sizes", row).reshape(-1, 2),
-            image_num_tiles=self._ints("image_num_tiles", row),
-            image_spans=self._ints("image_spans", row).reshape(-1, 2),
-            input_ids=self._ints("input_ids", row),
-            labels=self._ints("labels", row),
+            image_sizes=self._row_ints("image_sizes", row).reshape(-1, 2),
+            image_num_tiles=self._row_ints("image_num_tiles", row),
+            image_spans=self._row_ints("image_spans", row).reshape(-1, 2),
+            input_ids=self._row_ints("input_ids", row),
+            labels=self._row_ints("labels", row),
             messages=self._row_messages(row),
         )
 
-    def _ints(self, name: str, row: int) -> Int32Array:
+    def _row_ints(self, name: str, row: int) -> Int32Array:
         offsets, values = self._lists[name]
         return values[offsets[row] : offsets[row + 1]]
 
@@ -181,18 +178,44 @@ class RowBatch:
         return tuple(bytes(self._image_data[ends[i] : ends[i + 1]]) for i in range(first, last))
 
     def _row_messages(self, row: int) -> tuple[Message, ...] | None:
-        if self._messages is None:
-            return None
-        offsets, roles, contents, weights = self._messages
+        return None if self._messages is None else self._messages.of_row(row)
+
+
+class _Messages:
+    """The conversations of a batch."""
+
+    def __init__(self, buffers: list[Any], rows: int) -> None:
+        _, offsets, _, _, role, role_data, _, content, content_data, has_weight, weight = buffers
+        self._offsets = _offsets(offsets, rows + 1)
+        count = self._offsets[rows]
+        self._roles = _Texts(role, role_data, count) if count else None
+        self._contents = _Texts(content, content_data, count) if count else None
+        self._weights = _bytes(weight)
+        self._has_weight = None if has_weight is None else memoryview(has_weight)
+
+    def of_row(self, row: int) -> tuple[Message, ...]:
+        if self._roles is None or self._contents is None:
+            return ()
         return tuple(
-            Message(
-                role=roles[i],
-                content=contents[i],
-                weight=None if weights[i] == _NO_WEIGHT else int(weights[i]),
-            )
-            for i in range(offsets[row], offsets[row + 1])
+            Message(role=self._roles[i], content=self._contents[i], weight=self._weight(i))
+            for i in range(self._offsets[row], self._offsets[row + 1])
         )
 
+    def _weight(self, i: int) -> int | None:
+        known = self._has_weight is None or self._has_weight[i >> 3] >> (i & 7) & 1
+        return self._weights[i] if known else None
 
-def _list_offsets(column: Any) -> Int32Array:
-    return np.frombuffer(column.buffers()[1], np.int32, count=len(column) + 1)
+
+def _offsets(buffer: Any, count: int, kind: Literal["i", "q"] = "i") -> memoryview[int]:
+    view = memoryview(buffer).cast(kind)
+    if len(view) < count:
+        raise ValueError(f"{count} offsets expected, got {len(view)}")
+    return view
+
+
+def _ints(buffer: Any, count: int) -> Int32Array:
+    return np.frombuffer(buffer, np.int32, count=count) if count else _EMPTY
+
+
+def _bytes(buffer: Any) -> memoryview:
+    return memoryview(b"" if buffer is None else buffer)
