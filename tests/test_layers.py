@@ -15,7 +15,9 @@ BOTTOM = {"errors", "types", "index", "world", "rng", "costs", "flops", "metrics
           "_jit"}  # fmt: skip
 ALLOWED = {
     "grouping": {"_native"},
-    "plan": {"grouping", "plan_balance", "plan_order", "plan_stream", "_native"},
+    "plan": {"grouping", "plan_balance", "plan_figures", "plan_order", "plan_stream", "_native"},
+    "plan_figures": {"plan_order", "plan_steps", "plan_stream"},
+    "plan_steps": set(),
     "plan_balance": set(),
     "plan_stream": {"plan_order"},
     "plan_order": {"grouping"},
