@@ -204,6 +204,16 @@ def test_an_unfinished_run_with_other_settings_is_refused_and_they_are_named(raw
     assert len(open_shards(killed)) == 1099
 
 
+def test_a_run_that_got_nowhere_stands_in_nobodys_way(raw, unbroken, tmp_path):
+    out = tmp_path / "out"
+    (out / ".preprocess").mkdir(parents=True)
+    (out / ".preprocess" / "run.json").write_text("{}")
+    for name in ("shard-00000-007.arrow", "shard-00001-000.arrow.17.partial"):
+        (out / name).write_bytes(b"of another run")
+    run(raw, out)
+    assert content(out) == unbroken
+
+
 def test_a_changed_input_is_noticed(raw, killed):
     text = raw.read_text()
     facts = raw.stat()
@@ -265,3 +275,20 @@ def test_exit_codes_and_messages_are_for_people(raw, tmp_path):
     assert done.returncode == 1
     assert "no data found" in done.stderr
     assert run_command(raw, tmp_path / "out2", "--oversize", "maybe").returncode == 2
+
+
+def test_a_file_that_can_not_grow_ends_the_run_with_words_and_it_goes_on_later(
+    raw, unbroken, tmp_path
+):
+    out = tmp_path / "out"
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+    code = f"{limited}; sys.argv[:] = {command(raw, out, '--workers', 1)[2:]!r}"
+    code += "; from omniload.tools.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1, done.stderr
+    text = " ".join(done.stderr.split())
+    assert "piece 0 failed" in text
+    assert "run the same command again" in text
+    assert "Traceback" not in text
+    assert run_command(raw, out, "--workers", 1).returncode == 0
+    assert content(out) == unbroken

@@ -30,6 +30,7 @@ __all__ = [
 
 REJECTED_NAME = "rejected.jsonl"
 TOKENIZER_NAME = "tokenizer.json"
+_OUR_NAMES = (MANIFEST_NAME, INDEX_NAME, REJECTED_NAME, TOKENIZER_NAME)
 _LAYOUT = 1
 
 
@@ -108,14 +109,17 @@ def _refuse_foreign(folder: Path, work: Work, *, overwrite: bool) -> None:
 
 def _remove_partial(folder: Path, work: Work) -> None:
     """Remove what a killed run left half written."""
-    for path in (*folder.glob("*.partial"), *work.folder.glob("*.partial")):
+    for pattern in ("shard-*", *_OUR_NAMES):
+        for path in folder.glob(f"{pattern}.*.partial"):
+            path.unlink(missing_ok=True)
+    for path in work.folder.glob("*.partial"):
         path.unlink(missing_ok=True)
     for path in work.folder.glob("spill-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_shards(folder: Path, work: Work) -> None:
-    for name in (MANIFEST_NAME, INDEX_NAME, REJECTED_NAME, TOKENIZER_NAME):
+    for name in _OUR_NAMES:
         (folder / name).unlink(missing_ok=True)
     for path in folder.glob("shard-*.arrow"):
         path.unlink(missing_ok=True)
@@ -205,7 +209,7 @@ def _difference(before: Any, now: Any) -> str:
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):
             flat |= {f"{name}.{inner}": entry for inner, entry in _flat(value).items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from omniload.errors import OmniloadError, SampleError, ShardError
+from omniload.errors import ConfigError, OmniloadError, SampleError, ShardError
 from omniload.images import decode, image_size
 from omniload.index import LengthIndex
 from omniload.rng import permutation
@@ -77,7 +77,7 @@ def run_piece(job: PieceJob) -> Receipt:
         Stopped: the main process told all pieces to end.
     """
     if settings_fingerprint(job.recipe.settings()) != job.fingerprint:
-        raise ShardError("the tokenizer or the template has changed while the run was going on.")
+        raise ConfigError("the tokenizer or the template has changed while the run was going on.")
     try:
         return _Piece(job).run()
     except OSError as error:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError, SampleError
-from omniload.shards import Manifest, finish_shards, settings_fingerprint
+from omniload.shards import FinishedShard, Manifest, finish_shards, settings_fingerprint
 from omniload.shards.manifest import partial_name, write_atomic
 from omniload.tools.chunks import SpanTable, cut_pieces, scan_input
 from omniload.tools.output import (
@@ -31,6 +29,7 @@ from omniload.tools.output import (
 )
 from omniload.tools.pieces import PieceJob, strict_message
 from omniload.tools.processes import run_pieces
+from omniload.tools.progress_bar import progress_bar, shown_files
 from omniload.tools.receipts import COUNTS, Receipt, Work, read_receipt, rejection_line
 from omniload.tools.recipe import Recipe, RunOptions, make_encoder
 from omniload.tools.sources import InputFile
@@ -167,7 +166,7 @@ class _Run:
         if going_on and path.exists():
             self._table = SpanTable(columns=np.load(path))
         else:
-            shown = _shown_files(self._files) if show else None
+            shown = shown_files(self._files) if show else None
             self._table, lost = scan_input(self._files, shown)
             if lost and self._options.strict:
                 raise SampleError(strict_message(lost[0]))
@@ -198,7 +197,7 @@ class _Run:
         for piece, receipt in self._done.items():
             progress[piece + 1] = (receipt.counts["read"], receipt.counts["rejected"])
         total = int(self._table.num_used.sum())
-        with _bar(total, progress, show=show) as tick:
+        with progress_bar(total, progress, show=show) as tick:
             jobs = [partial(self._job, p) for p in range(self.num_pieces) if p not in self._done]
             for _ in run_pieces(
                 jobs, workers=min(workers, max(len(jobs), 1)), progress=progress, tick=tick
@@ -222,7 +221,7 @@ class _Run:
         out = Path(self._work.out)
         counts = Counter(dict.fromkeys(COUNTS, 0))
         reasons: Counter[str] = Counter()
-        shards = []
+        shards: list[FinishedShard] = []
         for piece in range(self.num_pieces):
             receipt = read_receipt(self._work, piece)
             if receipt is None:
@@ -244,6 +243,10 @@ class _Run:
                 f"all {counts['read']} records are rejected, so there is nothing to write: "
                 f"{ordered}. See {out / REJECTED_NAME} for each of them."
             )
+        used = {shard.info.name for shard in shards}
+        for path in out.glob("shard-*.arrow"):
+            if path.name not in used:  # of a run with other settings that got nowhere
+                path.unlink()
         write_atomic(out / TOKENIZER_NAME, make_encoder(self._recipe).tokenizer_json().encode())
         manifest = finish_shards(out, shards, settings=self._settings, counts=dict(counts))
         return manifest, ordered
@@ -260,47 +263,3 @@ class _Run:
     def _give_up(self) -> None:
         """Leave no unfinished run behind that could not be gone on with."""
         shutil.rmtree(self._work.folder, ignore_errors=True)
-
-
-def _shown_files(files: Sequence[InputFile]) -> Iterator[InputFile]:
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    yield from track(files, description="scan", console=console, transient=True)
-
-
-@contextlib.contextmanager
-def _bar(
-    total: int, progress: npt.NDArray[np.int64], *, show: bool
-) -> Iterator[Callable[[], None]]:
-    if not show:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    bar = Progress(
-        TextColumn("preprocess"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]} samples/s, {task.fields[rejected]} rejected"),
-        TimeRemainingColumn(),
-        console=Console(file=sys.stderr),
-    )
-    begin, before = time.monotonic(), int(progress[1:, 0].sum())
-    with bar:
-        task = bar.add_task("preprocess", total=total, completed=before, rate="-", rejected=0)
-
-        def tick() -> None:
-            read, rejected = (int(value) for value in progress[1:].sum(axis=0))
-            rate = (read - before) / max(time.monotonic() - begin, 1e-3)
-            bar.update(task, completed=read, rate=f"{rate:,.0f}", rejected=rejected)
-
-        yield tick

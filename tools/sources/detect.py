@@ -74,10 +74,8 @@ def find_input(
     if kinds == ["meta"]:
         return [file for path, _ in found for file in meta_files(path, root, _kind_of_annotation)]
     style = format_name if format_name in ("llava", "sharegpt") else ""
-    return [
-        replace(_input_file(path, kind, src), style=style, **({"image_root": root} if root else {}))
-        for path, kind in found
-    ]
+    files = [replace(_input_file(path, kind, src), style=style) for path, kind in found]
+    return files if root is None else [replace(file, image_root=root) for file in files]
 
 
 def _nothing(src: Path, format_name: str | None) -> str:

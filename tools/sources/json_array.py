@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,7 +44,7 @@ def scan(file: InputFile) -> Iterator[Span | Rejection]:
         yield from _spans(_Elements(file.path, stream))
 
 
-def _spans(elements: Iterator[tuple[int, int]]) -> Iterator[Span]:
+def _spans(elements: Iterable[tuple[int, int]]) -> Iterator[Span]:
     first = count = start = stop = 0
     for begin, end in elements:
         if count == 0:
