@@ -80,12 +80,13 @@ class Buffer {
     }
     // one native letter; NumPy writes int64 as 'l' or 'q', whichever the platform calls it
     const char* format = view_.format == nullptr ? "B" : view_.format;
-    const char* letters = sizeof(T) == 1 ? "B" : "ilq";
+    const char* letters = sizeof(T) == 1 ? "B" : sizeof(T) == 2 ? "h" : "ilq";
     const bool fits = std::strlen(format) == 1 && std::strchr(letters, format[0]) != nullptr &&
                       view_.itemsize == static_cast<Py_ssize_t>(sizeof(T));
     if (!fits) {
       throw std::invalid_argument(std::string(name_) + " must be " +
-                                  (sizeof(T) == 1 ? "uint8" : sizeof(T) == 4 ? "int32" : "int64") +
+                                  (sizeof(T) == 1 ? "uint8" : "int") +
+                                  (sizeof(T) == 1 ? "" : std::to_string(8 * sizeof(T))) +
                                   ", got format '" + format + "' of " +
                                   std::to_string(view_.itemsize) + " bytes.");
     }
@@ -286,6 +287,68 @@ PyObject* image_to_tiles(PyObject* const* arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+PyObject* turn_upright(PyObject* const* arguments, Py_ssize_t count) {
+  check_count(count, 3, "turn_upright");
+  const Buffer image(arguments[0], "image");
+  const std::int64_t orientation = positive(arguments[1], "orientation");
+  const Buffer out(arguments[2], "out", Access::kWrite);
+  const auto* pixels = image.as<const std::uint8_t>();
+  auto* turned = out.as<std::uint8_t>();
+  if (image.ndim() != 3 || image.extent(2) != 3) {
+    throw std::invalid_argument("image must have the shape (height, width, 3).");
+  }
+  if (orientation > 8) {
+    throw std::invalid_argument("orientation must be 1 to 8, got " + std::to_string(orientation) +
+                                ".");
+  }
+  const std::int64_t height = image.extent(orientation < 5 ? 0 : 1);
+  const std::int64_t width = image.extent(orientation < 5 ? 1 : 0);
+  if (out.ndim() != 3 || out.extent(0) != height || out.extent(1) != width || out.extent(2) != 3) {
+    throw std::invalid_argument("out must have the shape (" + std::to_string(height) + ", " +
+                                std::to_string(width) + ", 3).");
+  }
+  {
+    const ReleasedLock released;
+    omniload::turn_upright(pixels, image.extent(0), image.extent(1), static_cast<int>(orientation),
+                           turned);
+  }
+  Py_RETURN_NONE;
+}
+
+template <typename T>
+void normalize_as(const std::uint8_t* pixels, std::int64_t num_tiles, std::int64_t plane,
+                  const Buffer& table, const Buffer& out) {
+  const T* values = table.as<const T>();
+  T* target = out.as<T>();
+  const ReleasedLock released;
+  omniload::normalize(pixels, num_tiles, plane, values, target);
+}
+
+PyObject* normalize(PyObject* const* arguments, Py_ssize_t count) {
+  check_count(count, 3, "normalize");
+  const Buffer tiles(arguments[0], "tiles");
+  const Buffer table(arguments[1], "table");
+  const Buffer out(arguments[2], "out", Access::kWrite);
+  const auto* pixels = tiles.as<const std::uint8_t>();
+  if (tiles.ndim() < 2 || tiles.extent(1) != 3) {
+    throw std::invalid_argument("tiles must have the shape (num_tiles, 3, ...).");
+  }
+  if (table.size() != 3 * 256 || out.size() != tiles.size()) {
+    throw std::invalid_argument("table must have 768 values and out as many as tiles, " +
+                                std::to_string(tiles.size()) + ": got " +
+                                std::to_string(table.size()) + " and " +
+                                std::to_string(out.size()) + ".");
+  }
+  const std::int64_t num_tiles = tiles.extent(0);
+  const std::int64_t plane = num_tiles == 0 ? 0 : tiles.size() / num_tiles / 3;
+  switch (table.itemsize()) {
+    case 2: normalize_as<std::int16_t>(pixels, num_tiles, plane, table, out); break;
+    case 8: normalize_as<std::int64_t>(pixels, num_tiles, plane, table, out); break;
+    default: normalize_as<std::int32_t>(pixels, num_tiles, plane, table, out);
+  }
+  Py_RETURN_NONE;
+}
+
 // Turns C++ exceptions into Python's at the border.
 template <PyObject* (*function)(PyObject* const*, Py_ssize_t)>
 PyObject* guarded(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -312,6 +375,8 @@ PyMethodDef kMethods[] = {
     {"pack", method<pack>(), METH_FASTCALL, "Pack documents given as buffers; return the loss tokens."},
     {"pack_list", method<pack_list>(), METH_FASTCALL, "Pack rows of two Arrow list columns."},
     {"image_to_tiles", method<image_to_tiles>(), METH_FASTCALL, "Cut an HWC image into CHW tiles."},
+    {"turn_upright", method<turn_upright>(), METH_FASTCALL, "Apply an EXIF orientation."},
+    {"normalize", method<normalize>(), METH_FASTCALL, "Look uint8 tiles up in a 3 x 256 table."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from omniload.images.decode import decode
 from omniload.images.header import MAX_PIXELS, image_size
 from omniload.images.kinds import PilInfo, image_kind, missing_codecs, pil_info
-from omniload.images.resize import resize
+from omniload.images.resize import resize, resize_backend
 from omniload.images.tiling import InternVLTiles, TilePolicy, cut_tiles, policy_from_settings, tiles
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "pil_info",
     "policy_from_settings",
     "resize",
+    "resize_backend",
     "tiles",
 ]

@@ -31,6 +31,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image
 
+from omniload import _native
 from omniload.errors import SampleError
 from omniload.images.header import open_pil, read_header, reason
 
@@ -141,10 +142,19 @@ def _from_integers(image: Image.Image) -> Image.Image:
     return Image.fromarray(grey).convert("RGB")
 
 
-def _upright(pixels: UInt8Array, orientation: int) -> UInt8Array:
-    """Apply an EXIF orientation, 1 to 8."""
+def _upright(pixels: UInt8Array, orientation: int, backend: str = "auto") -> UInt8Array:
+    """Apply an EXIF orientation, 1 to 8.
+
+    With NumPy, turning a photo of 12 megapixels takes longer than decoding it; in C++ a third.
+    """
     if orientation == 1:
         return pixels
+    native = _native.choose(backend)
+    if native is not None:
+        height, width = pixels.shape[:2] if orientation < 5 else pixels.shape[1::-1]
+        turned = np.empty((height, width, 3), dtype=np.uint8)
+        native.turn_upright(pixels, orientation, turned)
+        return turned
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):

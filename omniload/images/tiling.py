@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError, SampleError
+from omniload.images.cells import write_cells
 from omniload.images.decode import decode
 from omniload.images.resize import resize
 
@@ -219,10 +220,9 @@ def cut_tiles(image: UInt8Array, policy: TilePolicy, *, out: UInt8Array) -> None
     if out.shape != expected or out.dtype != np.uint8:
         raise ConfigError(f"out must be uint8 {expected}, got {out.dtype} {out.shape}.")
     resized = resize(image, columns * size, rows * size)
-    grid = resized.reshape(rows, size, columns, size, 3).transpose(0, 2, 4, 1, 3)
-    out[:count].reshape(rows, columns, 3, size, size)[:] = grid
+    write_cells(resized, columns, rows, out=out[:count])
     if len(out) > count:
-        out[count] = resize(image, size, size).transpose(2, 0, 1)
+        write_cells(resize(image, size, size), 1, 1, out=out[count:])
 
 
 @lru_cache(maxsize=256)
