@@ -29,6 +29,8 @@ class BatchSizes(NamedTuple):
     num_tiles: int
     tile_height: int
     tile_width: int
+    #: documents behind the samples: padding, and empty ones
+    num_other_documents: int = 0
 
     def shapes(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Return dtype and shape of each tensor, in the order of the buffer."""
@@ -37,7 +39,7 @@ class BatchSizes(NamedTuple):
             "input_ids": (torch.int64, tokens),
             "labels": (torch.int64, tokens),
             "position_ids": (torch.int64, tokens),
-            "cu_seqlens": (torch.int32, (self.num_samples + 1,)),
+            "cu_seqlens": (torch.int32, (self.num_samples + self.num_other_documents + 1,)),
             "sample_ids": (torch.int64, (self.num_sample_ids,)),
             "image_num_tiles": (torch.int32, (images,)),
             "image_sizes": (torch.int32, (images, 2)),
@@ -112,12 +114,16 @@ class TensorBuffer(Mapping[str, torch.Tensor]):
 
     @property
     def position_ids(self) -> torch.Tensor:
-        """int64 (num_tokens,), restarts at 0 with each sample."""
+        """int64 (num_tokens,), restarts at 0 with each document."""
         return self["position_ids"]
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
-        """int32 (num_samples + 1,), where the samples begin; the last is num_tokens."""
+        """int32 (num_documents + 1,), where the documents begin; the last is num_tokens.
+
+        The documents are the samples, then padding at the end of the row where there is some, then
+        empty ones where `Padding.num_documents` asks for them.
+        """
         return self["cu_seqlens"]
 
     @property
@@ -169,13 +175,18 @@ class TensorBuffer(Mapping[str, torch.Tensor]):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the row."""
+        """Tokens of the row, padding included."""
         return self.sizes.num_tokens
 
     @property
     def num_samples(self) -> int:
         """Samples of the row; a filler holds one that is none of the data."""
         return self.sizes.num_samples
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of the row: samples, padding, and empty ones where they were asked for."""
+        return self.sizes.num_samples + self.sizes.num_other_documents
 
     @property
     def num_tiles(self) -> int:

@@ -7,12 +7,14 @@ to a device as a single tensor.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
-from omniload._layout import BatchSizes, TensorBuffer
+from omniload._layout import BatchSizes
+from omniload._step import LOSSES, StepRow, check_option
+from omniload._unpack import pad_rows, to_samples
 from omniload.errors import ConfigError
 from omniload.kernels.reference import (
     IMAGENET_MEAN,
@@ -20,31 +22,35 @@ from omniload.kernels.reference import (
     normalize_table,
     normalize_tiles,
 )
+from omniload.types import Sample
 
 __all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "PackedBatch"]
 
-#: What the number that a model returns is; see `PackedBatch.loss_scale`.
-_LOSSES = ("sum", "mean", "step")
-#: What an engine does with the gradients of the ranks.
-_RANKS = ("mean", "sum")
-
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PackedBatch(TensorBuffer):
-    """One micro-batch on one rank: samples laid end to end in one row, without padding.
+class PackedBatch(StepRow):
+    """One micro-batch on one rank: samples laid end to end in one row.
+
+    Without padding, unless it was asked for: see `omniload.Padding`.
 
     Also a mapping of its tensors by name. It is made by `omniload.packing.pack`.
 
     Args:
         buffer: uint8 (num_bytes,), holds all tensors.
         sizes: where they lie in it.
-        max_seqlen: tokens of the longest sample; a Python int, since attention kernels compile
+        max_seqlen: tokens of the longest document; a Python int, since attention kernels compile
             anew for each value that is a tensor.
+        sample_lengths: tokens of each sample, padding left out; on the host.
+        sample_images: images of each sample; on the host.
+        document_multiple: what documents were padded to; 1: not at all.
         step: optimizer step in the epoch, from 0.
         micro_step: place in the accumulation of this step, from 0.
         is_last_micro_step: the optimizer steps after this batch.
         num_loss_tokens: labels of this batch that give loss.
         num_loss_tokens_step: the same over all ranks and micro-steps of the step.
+        num_loss_samples_step: samples of the step with a loss token; None: not known.
+        sqrt_loss_tokens_step: sum over the samples of the step of the root of their loss tokens;
+            None: not known.
         is_filler: runs through the model but counts for nothing.
         dp_world_size: data-parallel ranks among which the step is dealt.
         accumulation: micro-steps of a step.
@@ -54,40 +60,21 @@ class PackedBatch(TensorBuffer):
     """
 
     max_seqlen: int
-    step: int
-    micro_step: int
-    is_last_micro_step: bool
-    num_loss_tokens: int
-    num_loss_tokens_step: int
-    is_filler: bool
-    dp_world_size: int
-    accumulation: int
-
-    def __post_init__(self) -> None:
-        if self.dp_world_size < 1 or self.accumulation < 1:
-            raise ConfigError(
-                "dp_world_size and accumulation must be at least 1, got "
-                f"{self.dp_world_size} and {self.accumulation}."
-            )
-        if self.num_loss_tokens > self.num_loss_tokens_step:
-            raise ConfigError(
-                "num_loss_tokens_step must count the loss tokens of all ranks and micro-steps: "
-                f"expected at least {self.num_loss_tokens} (this batch), got "
-                f"{self.num_loss_tokens_step} (step={self.step}, micro_step={self.micro_step}, "
-                f"sample_ids={self.sample_ids.tolist()[:10]}). A "
-                "transform that changes labels must say so in `lengths`."
-            )
+    sample_lengths: tuple[int, ...]
+    sample_images: tuple[int, ...]
+    document_multiple: int = 1
 
     def __repr__(self) -> str:
         filler = ", filler" if self.is_filler else ""
+        padding = f" ({self.num_padding_tokens} padding)" if self.num_padding_tokens else ""
         return (
             f"PackedBatch(step={self.step}.{self.micro_step}{filler}, samples={self.num_samples}, "
-            f"tokens={self.num_tokens}, tiles={self.num_tiles}, loss_tokens="
+            f"tokens={self.num_tokens}{padding}, tiles={self.num_tiles}, loss_tokens="
             f"{self.num_loss_tokens}/{self.num_loss_tokens_step}, device='{self.device}')"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        facts = tuple(getattr(self, name) for name in _FACTS)
+        facts = tuple(getattr(self, name) for name in _facts())
         return _restore, (self.buffer, tuple(self.sizes), facts)
 
     # -- training ---------------------------------------------------------------------------------
@@ -111,7 +98,7 @@ class PackedBatch(TensorBuffer):
             - input_ids, labels, position_ids: int64 (1, num_tokens). Labels are not shifted.
             - pixel_values: `dtype` (num_tiles, 3, height, width), `(x / 255 - mean) / std` rounded
               once; None where the batch has no tile.
-            - cu_seq_lens_q, cu_seq_lens_k: int32 (num_samples + 1,).
+            - cu_seq_lens_q, cu_seq_lens_k: int32 (num_documents + 1,).
             - max_length_q, max_length_k: Python ints.
             - num_items_in_batch: Python int, the loss tokens of the whole step over all ranks and
               micro-steps, at least 1. Hugging Face models divide the sum of their losses by it; it
@@ -123,7 +110,7 @@ class PackedBatch(TensorBuffer):
         Raises:
             ConfigError: an unknown loss, or a row of one token, which has no mean.
         """
-        _check_option("loss", loss, _LOSSES)
+        check_option("loss", loss, LOSSES)
         labels = self.labels
         if loss == "mean" and self.num_loss_tokens == 0:
             if self.num_tokens < 2:
@@ -152,89 +139,75 @@ class PackedBatch(TensorBuffer):
             inputs["num_items_in_batch"] = max(self.num_loss_tokens_step, 1)
         return inputs
 
-    def loss_scale(
-        self,
-        loss: str = "sum",
-        ranks: str = "mean",
-        engine_divides_accumulation: bool = False,
-    ) -> float:
-        """Return the factor for this batch's loss that makes the step a mean over its loss tokens.
+    # -- taken apart ------------------------------------------------------------------------------
 
-        `(model(**batch.model_inputs(loss=...)).loss * batch.loss_scale(loss=...)).backward()` in
-        each micro-step gives, after the engine has combined ranks and micro-steps, the gradient of
-        the mean over all loss tokens of the step: every token weighs the same, however the samples
-        are dealt. 0.0 for a batch without loss tokens.
+    @property
+    def num_padding_tokens(self) -> int:
+        """Tokens that are padding; those of a filler's own document are not counted."""
+        return self.num_tokens - sum(self.sample_lengths)
 
-        =====================================  ======  ===========================
-        engine                                 ranks   engine_divides_accumulation
-        =====================================  ======  ===========================
-        DistributedDataParallel                mean    False
-        FSDP, fully_shard                      mean    False
-        fully_shard, gradient divide factor 1  sum     False
-        all_reduce(SUM) of your own, one rank  sum     False
-        DeepSpeed, ZeRO or pipeline            mean    True
-        Accelerate, accumulation given to it   mean    True
-        Accelerate, accumulation not given     mean    False
-        Lightning, accumulate_grad_batches     mean    True
-        Hugging Face Trainer                   multiply by nothing: see below
-        =====================================  ======  ===========================
+    @property
+    def pad_ratio(self) -> float:
+        """Share of the row that is padding, 0 to 1; 0.0 for a row without tokens."""
+        return self.num_padding_tokens / max(self.num_tokens, 1)
 
-        - DDP and FSDP average gradients over ranks; a plain loop adds them up over micro-steps.
-        - DeepSpeed divides by gradient_accumulation_steps in `engine.backward`, unless told
-          `scale_wrt_gas=False`, and since 0.18.3 for a plain `loss.backward` too.
-        - Accelerate's `backward` divides by the `gradient_accumulation_steps` that `Accelerator`
-          was given; with DeepSpeed it leaves that to DeepSpeed.
-        - Hugging Face's Trainer counts the labels that are not -100, over all micro-steps and,
-          with `average_tokens_across_devices`, over all ranks: as no first label counts here, that
-          is `num_loss_tokens_step`. A model that takes `num_items_in_batch` gets this count. Its
-          loss is multiplied by the number of ranks, because DDP averages, and not divided by the
-          accumulation: that already is the mean over the step.
+    def padded(
+        self, *, pad_token_id: int = 0, side: str = "right", multiple: int = 1
+    ) -> dict[str, torch.Tensor]:
+        """Return one row a sample, for models that must not be packed; see `omniload.pack_for`.
+
+        Tiles and their order are those of the packed row: take `pixel_values` of `model_inputs`.
 
         Args:
-            loss: what the model returns: "sum" of its token losses; their "mean"; or "step", the
-                sum divided by `num_items_in_batch`, as Hugging Face models do that are given it.
-            ranks: whether the engine takes the "mean" or the "sum" of gradients over ranks.
-            engine_divides_accumulation: the engine divides each loss by the number of
-                micro-steps.
+            pad_token_id: what stands in `input_ids` behind the samples; not an image token.
+            side: "right" or "left", where the padding is.
+            multiple: the rows are as long as the longest sample, rounded up to a multiple.
 
         Returns:
-            The factor.
+            input_ids, labels, attention_mask (1 at tokens), position_ids (0 at padding): int64
+            (num_samples, length).
 
         Raises:
-            ConfigError: an unknown option.
+            ConfigError: a setting out of range.
         """
-        _check_option("loss", loss, _LOSSES)
-        _check_option("ranks", ranks, _RANKS)
-        if self.num_loss_tokens == 0:
-            return 0.0
-        factor = self.dp_world_size if ranks == "mean" else 1
-        if engine_divides_accumulation:
-            factor *= self.accumulation
-        if loss == "step":
-            return float(factor)
-        if loss == "mean":
-            factor *= self.num_loss_tokens
-        return factor / self.num_loss_tokens_step
+        return pad_rows(
+            self, self.sample_lengths, pad_token_id=pad_token_id, side=side, multiple=multiple
+        )
+
+    def unpack(self) -> list[Sample]:
+        """Copy the samples out, on the CPU: what was packed, with the first label of each -100."""
+        return to_samples(self, self.sample_lengths, self.sample_images)
+
+    def split(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Cut what a model gave for each token into samples, padding left out.
+
+        Args:
+            values: (num_tokens, ...), for example hidden states.
+
+        Returns:
+            Views (length, ...), one a sample.
+
+        Raises:
+            ConfigError: not one entry a token.
+        """
+        if len(values) != self.num_tokens:
+            raise ConfigError(
+                f"values must have one entry a token: expected {self.num_tokens}, got "
+                f"{tuple(values.shape)}. For a batch dimension of 1 pass values[0]."
+            )
+        parts, start = [], 0
+        for length in self.sample_lengths:
+            parts.append(values[start : start + length])
+            start += -(-length // self.document_multiple) * self.document_multiple
+        return parts
 
 
-def _check_option(name: str, value: str, valid: Sequence[str]) -> None:
-    if value not in valid:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, valid))}, got {value!r}.")
-
-
-_FACTS = (
-    "max_seqlen",
-    "step",
-    "micro_step",
-    "is_last_micro_step",
-    "num_loss_tokens",
-    "num_loss_tokens_step",
-    "is_filler",
-    "dp_world_size",
-    "accumulation",
-)
+def _facts() -> list[str]:
+    """Name the fields that are neither buffer nor views: plain numbers, for pickling."""
+    inherited = ("buffer", "sizes")
+    return [f.name for f in fields(PackedBatch) if f.init and f.name not in inherited]
 
 
 def _restore(buffer: torch.Tensor, sizes: Sequence[int], facts: Sequence[Any]) -> PackedBatch:
-    named = dict(zip(_FACTS, facts, strict=True))
+    named = dict(zip(_facts(), facts, strict=True))
     return PackedBatch(buffer=buffer, sizes=BatchSizes(*sizes), **named)

@@ -1,4 +1,4 @@
-"""Samples to a packed row: laid end to end, no padding, written once.
+"""Samples to a packed row: laid end to end, written once, padded only where it was asked for.
 
 Two writers give the same bits: the C++ extension, one pass over the tokens without the interpreter
 lock, and NumPy, which needs no compiler.
@@ -26,7 +26,8 @@ from omniload._rows import (
 )
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError, SampleError
-from omniload.types import Sample
+from omniload.padding import Padding, RowPlan
+from omniload.types import IGNORE_INDEX, Sample
 
 __all__ = ["ListColumn", "TokenRow", "pack", "pack_list"]
 
@@ -41,9 +42,12 @@ def pack(
     micro_step: int = 0,
     is_last_micro_step: bool = True,
     num_loss_tokens_step: int | None = None,
+    num_loss_samples_step: int | None = None,
+    sqrt_loss_tokens_step: float | None = None,
     is_filler: bool = False,
     dp_world_size: int = 1,
     accumulation: int = 1,
+    pad_to: int | Padding | None = None,
     backend: str = "auto",
 ) -> PackedBatch:
     """Pack samples into one row, in the order given.
@@ -57,9 +61,15 @@ def pack(
         is_last_micro_step: the optimizer steps after this batch.
         num_loss_tokens_step: loss tokens of the whole step, over all ranks and micro-steps. None:
             this batch is the whole step.
+        num_loss_samples_step: samples of the whole step with a loss token, for
+            `PackedBatch.loss_weights("sample")`; None: not known, or this batch is the whole step.
+        sqrt_loss_tokens_step: sum over them of the root of their loss tokens, for
+            `PackedBatch.loss_weights("sqrt")`; None: likewise.
         is_filler: the samples stand in for data that is not there (sample_id -1, no labels).
         dp_world_size: data-parallel ranks.
         accumulation: micro-steps of a step.
+        pad_to: the row gets a multiple of so many tokens; or a `Padding`, which can do more. None:
+            no padding.
         backend: "auto", "native" or "numpy".
 
     Returns:
@@ -77,11 +87,12 @@ def pack(
             f"with dp_world_size={dp_world_size}, accumulation={accumulation}."
         )
     native = _native.choose(backend)
-    sizes = _sizes(samples, num_sample_ids=0 if is_filler else len(samples))
+    padding = Padding.of(pad_to)
+    plan = padding.plan([sample.num_tokens for sample in samples])
+    sizes = _sizes(samples, plan, num_sample_ids=0 if is_filler else len(samples))
     buffer, arrays = allocate_buffer(sizes)
-    row = TokenRow(**{name: arrays[name] for name in TokenRow.__dataclass_fields__})
-    ids = [plain(sample.input_ids) for sample in samples]
-    labels = [plain(sample.labels) for sample in samples]
+    row = _written_part(arrays, len(plan.documents))
+    ids, labels = _documents(samples, plan, padding.token_id or 0)
     tiles = [plain(sample.tiles) for sample in samples if sample.num_tiles]
     if native is None:
         num_loss_tokens = write_tokens(ids, labels, row)
@@ -89,6 +100,7 @@ def pack(
             np.concatenate(tiles, out=arrays["tiles"])
     else:
         num_loss_tokens = native.pack(ids, labels, tiles, *row.arrays(), arrays["tiles"])
+    arrays["cu_seqlens"][len(row.cu_seqlens) :] = plan.num_tokens
     _write_images(samples, row.cu_seqlens, arrays)
     if not is_filler:
         arrays["sample_ids"][:] = [sample.sample_id for sample in samples]
@@ -97,7 +109,10 @@ def pack(
     return PackedBatch(
         buffer=buffer,
         sizes=sizes,
-        max_seqlen=max(map(len, ids), default=0),
+        max_seqlen=max(plan.documents, default=0),
+        sample_lengths=tuple(sample.num_tokens for sample in samples),
+        sample_images=tuple(len(sample.image_num_tiles) for sample in samples),
+        document_multiple=padding.document_multiple,
         step=step,
         micro_step=micro_step,
         is_last_micro_step=is_last_micro_step,
@@ -105,6 +120,8 @@ def pack(
         num_loss_tokens_step=(
             num_loss_tokens if num_loss_tokens_step is None else int(num_loss_tokens_step)
         ),
+        num_loss_samples_step=num_loss_samples_step,
+        sqrt_loss_tokens_step=sqrt_loss_tokens_step,
         is_filler=is_filler,
         dp_world_size=dp_world_size,
         accumulation=accumulation,
@@ -159,7 +176,30 @@ def _check_fillers(samples: Sequence[Sample], is_filler: bool) -> None:
             )
 
 
-def _sizes(samples: Sequence[Sample], num_sample_ids: int) -> BatchSizes:
+def _written_part(arrays: dict[str, npt.NDArray[Any]], num_documents: int) -> TokenRow:
+    """Leave out the empty documents, which the writers don't know."""
+    named = {name: arrays[name] for name in TokenRow.__dataclass_fields__}
+    return TokenRow(**{**named, "cu_seqlens": named["cu_seqlens"][: num_documents + 1]})
+
+
+def _documents(
+    samples: Sequence[Sample], plan: RowPlan, token_id: int
+) -> tuple[list[Int32Array], list[Int32Array]]:
+    """List ids and labels of each document; what is padded is copied, all else is not."""
+    ids = [plain(sample.input_ids) for sample in samples]
+    labels = [plain(sample.labels) for sample in samples]
+    for index, length in enumerate(plan.documents[: len(samples)]):
+        missing = length - len(ids[index])
+        if missing:
+            ids[index] = np.pad(ids[index], (0, missing), constant_values=token_id)
+            labels[index] = np.pad(labels[index], (0, missing), constant_values=IGNORE_INDEX)
+    for length in plan.documents[len(samples) :]:
+        ids.append(np.full(length, token_id, np.int32))
+        labels.append(np.full(length, IGNORE_INDEX, np.int32))
+    return ids, labels
+
+
+def _sizes(samples: Sequence[Sample], plan: RowPlan, num_sample_ids: int) -> BatchSizes:
     tile_shape: tuple[int, ...] | None = None
     for sample in samples:
         if not sample.num_tiles:
@@ -175,13 +215,14 @@ def _sizes(samples: Sequence[Sample], num_sample_ids: int) -> BatchSizes:
             )
     height, width = tile_shape or (0, 0)
     return BatchSizes(
-        num_tokens=checked_total(sample.num_tokens for sample in samples),
+        num_tokens=checked_total(plan.documents),
         num_samples=len(samples),
         num_sample_ids=num_sample_ids,
         num_images=sum(len(sample.image_num_tiles) for sample in samples),
         num_tiles=sum(sample.num_tiles for sample in samples),
         tile_height=height,
         tile_width=width,
+        num_other_documents=len(plan.documents) - len(samples) + plan.num_empty,
     )
 
 
@@ -189,7 +230,7 @@ def _write_images(
     samples: Sequence[Sample], starts: Int32Array, arrays: dict[str, npt.NDArray[Any]]
 ) -> None:
     first = 0
-    for start, sample in zip(starts.tolist()[:-1], samples, strict=True):
+    for start, sample in zip(starts.tolist()[: len(samples)], samples, strict=True):
         end = first + len(sample.image_num_tiles)
         if end > first:
             for name in ("image_num_tiles", "image_sizes", "image_grids"):

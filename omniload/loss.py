@@ -1,0 +1,92 @@
+"""Loss normalisation: what every token of a step weighs, whichever rank it is dealt to."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from omniload.errors import ConfigError
+from omniload.types import IGNORE_INDEX
+
+__all__ = ["LOSS_KINDS", "LossTotals", "token_weights"]
+
+#: What is averaged over: tokens, samples, or samples weighted with the root of their loss tokens.
+LOSS_KINDS = ("token", "sample", "sqrt")
+
+
+class LossTotals(NamedTuple):
+    """Denominators of a whole step, over all ranks and micro-steps.
+
+    Args:
+        num_tokens: tokens that give loss.
+        num_samples: samples with such a token.
+        sqrt_tokens: sum over the samples of the square root of their loss tokens.
+    """
+
+    num_tokens: int
+    num_samples: int
+    sqrt_tokens: float
+
+    @classmethod
+    def of(cls, num_loss_tokens: npt.ArrayLike) -> Self:
+        """Add up samples; to the last bit the same in any order and on any machine.
+
+        Args:
+            num_loss_tokens: integers (num_samples,), for example a column of the index at the rows
+                of a step.
+        """
+        counts = np.asarray(num_loss_tokens, dtype=np.int64)
+        # roots are rounded correctly by IEEE 754, and so is the sum by fsum
+        return cls(
+            num_tokens=int(counts.sum()),
+            num_samples=int(np.count_nonzero(counts)),
+            sqrt_tokens=math.fsum(np.sqrt(counts.astype(np.float64)).tolist()),
+        )
+
+
+def token_weights(
+    labels: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    *,
+    kind: str,
+    total: float | None,
+) -> torch.Tensor:
+    """Weigh the tokens of a row so that their weighted losses add up to their part of a mean.
+
+    Nothing is copied to the host: it may run on a device between two kernels.
+
+    Args:
+        labels: int64 (num_tokens,).
+        cu_seqlens: int32 (num_documents + 1,).
+        kind: "token", "sample" or "sqrt"; see `PackedBatch.loss_weights`.
+        total: the denominator of the step; None: the row is the whole step.
+
+    Returns:
+        float64 (num_tokens,), 0 where the label is -100.
+
+    Raises:
+        ConfigError: an unknown kind.
+    """
+    if kind not in LOSS_KINDS:
+        raise ConfigError(f"kind must be one of {', '.join(map(repr, LOSS_KINDS))}, got {kind!r}.")
+    gives_loss = labels != IGNORE_INDEX
+    if kind == "token":
+        parts = gives_loss.double()
+        of_row = parts.sum()
+    else:
+        running = torch.zeros(len(labels) + 1, dtype=torch.int64, device=labels.device)
+        torch.cumsum(gives_loss, 0, out=running[1:])
+        bounds = cu_seqlens.long()
+        counts = running[bounds].diff()
+        power = -1.0 if kind == "sample" else -0.5
+        # a document without loss has no weight: its tokens are all masked anyway
+        each = counts.clamp(min=1).double().pow(power)
+        parts = each.repeat_interleave(bounds.diff(), output_size=len(labels)) * gives_loss
+        of_row = ((counts > 0) if kind == "sample" else counts.double().sqrt()).sum()
+    # a row without any loss token: 0 / 1, and not 0 / 0
+    divisor = of_row.clamp(min=1) if total is None else max(total, 1)
+    return parts / divisor
