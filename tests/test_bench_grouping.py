@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from omniload.errors import ConfigError
 from omniload.grouping import GROUPINGS
 from omniload.index import LengthIndex
-from omniload.tools.bench_grouping import group_figures, grouping, matched_tiles, read_lengths
+from omniload.tools.bench_grouping import group_figures, grouping
+from omniload.tools.length_files import matched_tiles, read_lengths
 from omniload.tools.lengths import KINDS, make_lengths
 from omniload.types import Budget, Groups
 
@@ -107,7 +108,7 @@ def test_lengths_come_from_a_parquet_file(tmp_path, names):
 def test_file_that_is_no_parquet_or_lacks_columns_is_refused(tmp_path):
     path = tmp_path / "lengths.parquet"
     path.write_text("not Parquet")
-    with pytest.raises(ConfigError, match="must be a shard folder or a Parquet file"):
+    with pytest.raises(ConfigError, match="must be a shard folder, a Parquet file or"):
         read_lengths(path, samples=1, seed=0)
     pyarrow.parquet.write_table(pyarrow.table({"num_tokens": [1]}), path)
     with pytest.raises(ConfigError, match="must have a column num_tiles or n_tiles"):

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from omniload.tools.length_files import FILE_COLUMNS, matched_tiles, read_lengths
+
 if TYPE_CHECKING:
     from omniload.index import LengthIndex
     from omniload.types import Budget, Groups
 
-__all__ = ["group_figures", "grouping", "matched_tiles", "read_lengths"]
-
-_COLUMNS = (("num_tokens", "n_tokens"), ("num_tiles", "n_tiles"))  # our name, the other one
+__all__ = ["group_figures", "grouping"]
 
 
 def grouping(
     lengths: Annotated[
         Path | None,
         typer.Option(
-            help="Shard folder, or Parquet file with num_tokens and num_tiles (or n_tokens and "
-            "n_tiles). Without it: made-up lengths."
+            help=f"Shard folder, or Parquet or CSV file with {FILE_COLUMNS}. Without it: made-up "
+            "lengths."
         ),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Rows of the made-up lengths.")] = 1_200_000,
@@ -87,59 +87,6 @@ def grouping(
             row["seconds"] = f"{row['seconds']:.3g}"
             row["samples/s"] = f"{row['samples/s'] / 1e6:.1f} M"
     emit("grouping", rows, as_json, notes)
-
-
-def read_lengths(path: Path | None, *, samples: int, seed: int) -> tuple[LengthIndex, str]:
-    """Read the lengths of a data set, or make some up.
-
-    Returns:
-        The index, and what it is, in words.
-
-    Raises:
-        ConfigError: a Parquet file without the columns.
-        ShardError: a folder without shards.
-    """
-    from omniload.tools.lengths import make_lengths
-
-    if path is None:
-        return make_lengths(samples, seed=seed), f"{samples} made-up rows, seed {seed}"
-    if path.is_dir():
-        from omniload.shards import open_shards
-
-        return open_shards(path).index, f"shards {path.name}"
-    return _read_parquet(path), f"lengths {path.name}"
-
-
-def _read_parquet(path: Path) -> LengthIndex:
-    import pyarrow
-    import pyarrow.parquet
-
-    from omniload.errors import ConfigError
-    from omniload.index import LengthIndex
-
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise ConfigError(f"--lengths must be a shard folder or a Parquet file: {error}") from None
-    columns = {}
-    for names in _COLUMNS:
-        found = [name for name in names if name in table.column_names]
-        if not found:
-            raise ConfigError(
-                f"{path} must have a column {' or '.join(names)}, got {table.column_names}."
-            )
-        columns[names[0]] = table[found[0]].to_numpy()
-    return LengthIndex.from_arrays(**columns)
-
-
-def matched_tiles(index: LengthIndex, budget_tokens: int) -> int:
-    """Choose the tile budget that is used up together with the tokens.
-
-    It is `ceil(budget_tokens * mean tiles / mean tokens)`, and at least the tiles of every row.
-    """
-    tokens, tiles = int(index.num_tokens.sum(dtype=int)), int(index.num_tiles.sum(dtype=int))
-    matched = -(-budget_tokens * tiles // tokens) if tokens else 0
-    return max(matched, int(index.num_tiles.max(initial=0)))
 
 
 def _leave_out_oversize(index: LengthIndex, budget: Budget) -> tuple[LengthIndex, int]:
