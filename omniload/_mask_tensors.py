@@ -1,0 +1,88 @@
+"""From intervals to FlexAttention's BlockMask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from omniload._mask_checks import check_blocks
+from omniload.errors import ConfigError
+from omniload.kernels import ops
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+__all__ = ["block_mask_of"]
+
+MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def block_mask_of(
+    lo: torch.Tensor,
+    hi: torch.Tensor,
+    block_size: int | tuple[int, int],
+    *,
+    compact: bool,
+    reach: int | None,
+) -> BlockMask:
+    """Make the mask from checked intervals.
+
+    Args:
+        lo: int32 (num_tokens,).
+        hi: int32 (num_tokens,).
+        block_size: see `omniload.masks.block_mask`.
+        compact: see `omniload.masks.block_mask`.
+        reach: no query sees a key, and no key is seen from a query, this many tokens away. None:
+            unknown.
+    """
+    # here, since most of a program never needs it
+    from torch.nn.attention.flex_attention import BlockMask
+
+    num_tokens = lo.shape[0]
+    q_block, kv_block = check_blocks(block_size, num_tokens)
+    columns, rows = -(-num_tokens // kv_block), -(-num_tokens // q_block)
+    widths = [columns, columns, rows, rows]
+    if compact and reach is not None:
+        in_row, in_column = (
+            # keys from `reach` - 1 before the first query of a block to as many after the last
+            min((size + 2 * reach - 4) // other + 2, room)
+            for size, other, room in ((q_block, kv_block, columns), (kv_block, q_block, rows))
+        )
+        widths = [in_row, in_row, in_column, in_column]
+    elif compact:
+        if lo.device.type != "cpu":
+            raise ConfigError(
+                "compact on a device needs max_seqlen, the tokens of the longest document, so that "
+                "the device need not be waited for."
+            )
+        from omniload.kernels import twins
+
+        widths = twins.block_widths(lo, hi, q_block, kv_block)
+    tensors = ops.block_tensors(lo, hi, q_block, kv_block, widths)
+    kv_num, kv, full_kv_num, full_kv, q_num, q, full_q_num, full_q = tensors
+    return BlockMask(
+        seq_lengths=(num_tokens, num_tokens),
+        kv_num_blocks=kv_num,
+        kv_indices=kv,
+        full_kv_num_blocks=full_kv_num,
+        full_kv_indices=full_kv,
+        q_num_blocks=q_num,
+        q_indices=q,
+        full_q_num_blocks=full_q_num,
+        full_q_indices=full_q,
+        BLOCK_SIZE=(q_block, kv_block),
+        mask_mod=_mask_mod(lo, hi),
+    )
+
+
+def _mask_mod(lo: torch.Tensor, hi: torch.Tensor) -> MaskMod:
+    def in_interval(
+        batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> torch.Tensor:
+        # bounds looked up by the query alone: torch packs such masks on Blackwell, and not
+        # document[query] == document[key]
+        return (key >= lo[query]) & (key < hi[query])
+
+    return in_interval
