@@ -4,21 +4,42 @@ width, height = image_size(data)            # header only, after EXIF orientatio
 policy = InternVLTiles(size=448, max_tiles=12)
 policy.num_tiles(width, height)             # what the length index holds
 tiles(data, policy)                         # uint8 (num_tiles, 3, 448, 448)
+
+`InternVLTiles` (InternVL), `AnyResTiles` (LLaVA-NeXT), `SquarePad` (LLaVA-1.5), `QwenPatches`
+(Qwen2-VL and later) and `NaViTPatches` (Pixtral's rule) are the policies.
 """
 
 from __future__ import annotations
 
+from omniload.images.anyres import AnyResTiles, SquarePad
 from omniload.images.decode import decode
 from omniload.images.header import MAX_PIXELS, image_size
 from omniload.images.kinds import PilInfo, image_kind, missing_codecs, pil_info
+from omniload.images.patches import NaViTPatches, QwenPatches
+from omniload.images.policies import POLICIES, Policy, policy_from_settings
 from omniload.images.resize import resize, resize_backend
-from omniload.images.tiling import InternVLTiles, TilePolicy, cut_tiles, policy_from_settings, tiles
+from omniload.images.tiling import (
+    InternVLTiles,
+    TilePolicy,
+    TokenPolicy,
+    count_tokens,
+    cut_tiles,
+    tiles,
+)
 
 __all__ = [
     "MAX_PIXELS",
+    "POLICIES",
+    "AnyResTiles",
     "InternVLTiles",
+    "NaViTPatches",
     "PilInfo",
+    "Policy",
+    "QwenPatches",
+    "SquarePad",
     "TilePolicy",
+    "TokenPolicy",
+    "count_tokens",
     "cut_tiles",
     "decode",
     "image_kind",

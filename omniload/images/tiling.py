@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,17 @@ from omniload.images.cells import write_cells
 from omniload.images.decode import decode
 from omniload.images.resize import resize
 
-__all__ = ["InternVLTiles", "TilePolicy", "cut_tiles", "policy_from_settings", "tiles"]
+__all__ = ["InternVLTiles", "TilePolicy", "TokenPolicy", "count_tokens", "cut_tiles", "tiles"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
 
 class TilePolicy(Protocol):
-    """What a tiling policy is: how many tiles an image of a size gives, and in which grid."""
+    """What a tiling policy is: how many tiles an image of a size gives, and in which grid.
+
+    A policy with a method `cut(image, *, out)` writes the pixels itself; see `cut_tiles`. One that
+    knows how many tokens an image gets is a `TokenPolicy`.
+    """
 
     @property
     def size(self) -> int:
@@ -40,6 +44,14 @@ class TilePolicy(Protocol):
 
     def settings(self) -> dict[str, Any]:
         """Plain JSON from which `policy_from_settings` makes the policy again."""
+
+
+@runtime_checkable
+class TokenPolicy(TilePolicy, Protocol):
+    """A policy that decides how many tokens an image gets; other images get some for each tile."""
+
+    def num_tokens(self, width: int, height: int) -> int:
+        """Tokens that the language model sees for an image of this size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,26 +171,18 @@ class InternVLTiles:
         return self.thumbnail and columns * rows > 1
 
 
-def policy_from_settings(settings: dict[str, Any]) -> InternVLTiles:
-    """Make a tiling policy from its `settings()`.
+def count_tokens(policy: TilePolicy, width: int, height: int, *, tokens_per_tile: int) -> int:
+    """Count the tokens that the language model sees for an image.
 
     Args:
-        settings: plain JSON; "policy" names the kind.
-
-    Raises:
-        ConfigError: unknown policy, or settings that it doesn't have.
+        policy: the tiling policy.
+        width: pixels.
+        height: pixels.
+        tokens_per_tile: for a policy that leaves it to the number of tiles.
     """
-    fields = dict(settings)
-    name = fields.pop("policy", None)
-    if name != "internvl":
-        raise ConfigError(f"unknown tiling policy {name!r}; known: internvl.")
-    known = InternVLTiles().settings().keys() - {"policy"}
-    if fields.keys() - known:
-        raise ConfigError(
-            f"tiling policy 'internvl' has the settings {sorted(known)}, got also "
-            f"{sorted(fields.keys() - known)}."
-        )
-    return InternVLTiles(**fields)
+    if isinstance(policy, TokenPolicy):
+        return policy.num_tokens(width, height)
+    return policy.num_tiles(width, height) * tokens_per_tile
 
 
 def tiles(data: bytes, policy: TilePolicy) -> UInt8Array:
@@ -189,7 +193,7 @@ def tiles(data: bytes, policy: TilePolicy) -> UInt8Array:
         policy: the tiling policy.
 
     Returns:
-        uint8 (num_tiles, 3, size, size), RGB; row by row, the thumbnail last.
+        uint8 (num_tiles, 3, size, size), RGB, in the order of the policy; see `cut_tiles`.
 
     Raises:
         SampleError: the image can't be decoded; see `decode`.
@@ -203,6 +207,8 @@ def tiles(data: bytes, policy: TilePolicy) -> UInt8Array:
 
 def cut_tiles(image: UInt8Array, policy: TilePolicy, *, out: UInt8Array) -> None:
     """Resize an image to its grid and write its tiles.
+
+    Row by row, the thumbnail last, unless the policy has a method `cut` of its own.
 
     Args:
         image: uint8 (h, w, 3), RGB.
@@ -219,6 +225,10 @@ def cut_tiles(image: UInt8Array, policy: TilePolicy, *, out: UInt8Array) -> None
     expected = (policy.num_tiles(width, height), 3, size, size)
     if out.shape != expected or out.dtype != np.uint8:
         raise ConfigError(f"out must be uint8 {expected}, got {out.dtype} {out.shape}.")
+    cut = getattr(policy, "cut", None)
+    if cut is not None:
+        cut(image, out=out)
+        return
     resized = resize(image, columns * size, rows * size)
     write_cells(resized, columns, rows, out=out[:count])
     if len(out) > count:
