@@ -22,7 +22,6 @@ Float64Array = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 
 _RESOURCES = ("tiles", "tokens", "time")
-_FEWEST_STEPS = 3  # below, there is no correlation to speak of
 _GROUPS_AT_ONCE = 2**17  # bounds the memory; enough that NumPy's own overhead doesn't count
 
 
@@ -63,10 +62,10 @@ class PlanFigures:
         time_lost_micro_step: the same.
         samples_per_step: mean over the full steps.
         loss_tokens_per_step: mean over the full steps.
-        variance_ratio: variance of the step means of tokens over that of independent draws; about
-            1 for a plain shuffle, above it where steps differ more.
-        autocorrelation: correlation of the step means of tokens with those one step later; 0 for
-            a plain shuffle. None, both, with too few steps or where all are alike.
+        variance_ratio: variance of the step means of tokens over that of independent samples. For
+            a plain shuffle this is 1 and the next two are 0; see `omniload.randomness`.
+        lag1: correlation of the mean of a step with that of the next one.
+        intra_group: correlation of the tokens of two samples of the same group.
         steps: the figures by step.
     """
 
@@ -96,8 +95,9 @@ class PlanFigures:
     time_lost_micro_step: float
     samples_per_step: float
     loss_tokens_per_step: float
-    variance_ratio: float | None
-    autocorrelation: float | None
+    variance_ratio: float
+    lag1: float
+    intra_group: float
     steps: StepFigures
 
     def as_dict(self, *, steps: bool = False) -> dict[str, Any]:
@@ -241,20 +241,27 @@ def _means(steps: StepFigures, slots: int) -> dict[str, Any]:
 
 
 def _randomness(steps: StepFigures, totals: Totals, slots: int) -> dict[str, Any]:
-    full = _full(steps, slots)
-    samples, tokens = steps.num_samples[full], steps.num_tokens[full]
-    rows = int(steps.num_samples.sum())
-    found: dict[str, float | None] = {"variance_ratio": None, "autocorrelation": None}
-    if len(samples) < _FEWEST_STEPS:
+    """Compute the figures of `omniload.randomness` for tokens, from sums, a window at a time."""
+    full = steps.num_groups == slots
+    sizes, tokens = steps.num_samples[full].astype(float), steps.num_tokens[full].astype(float)
+    found = {"variance_ratio": 1.0, "lag1": 0.0, "intra_group": 0.0}
+    if not full.any():
         return found
-    means = tokens / samples
-    apart = means - means.mean()
-    variance = totals.squares / rows - (int(steps.num_tokens.sum()) / rows) ** 2
-    drawn = variance * float((1 / samples).mean())
-    if drawn > 0:
-        found["variance_ratio"] = float(np.square(apart).mean()) / drawn
-    if apart.any():
-        found["autocorrelation"] = float(apart[1:] @ apart[:-1] / (apart @ apart))
+    rows, mean = sizes.sum(), tokens.sum() / sizes.sum()
+    apart = tokens / sizes - (tokens / sizes).mean()
+    total = totals.squares - rows * mean**2  # of squared distances from the mean
+    expected = total / rows * float((1 / sizes).mean())
+    if len(apart) > 2 and expected > 0 and apart.any():
+        found["variance_ratio"] = float(apart @ apart) / (len(apart) - 1) / expected
+        found["lag1"] = float(apart[1:] @ apart[:-1] / (apart @ apart))
+    groups = int(steps.num_groups[full].sum())
+    if 1 < groups < rows:
+        between = totals.squares_of_means - rows * mean**2
+        within = max(totals.squares - totals.squares_of_means, 0.0) / (rows - groups)
+        between /= groups - 1
+        size = (rows - totals.squares_of_sizes / rows) / (groups - 1)
+        if between + (size - 1) * within > 0:
+            found["intra_group"] = float((between - within) / (between + (size - 1) * within))
     return found
 
 

@@ -156,12 +156,16 @@ class Totals:
         slots: slots of a step.
 
     Attributes:
-        squares: sum of the squared lengths of all samples.
+        squares: sum of the squared lengths of the samples, over full steps.
+        squares_of_means: the same with each length replaced by the mean of its group.
+        squares_of_sizes: sum of the squared numbers of samples of the groups, over full steps.
         padding: sum over the groups of the pad ratio that each would have as a padded batch.
     """
 
     def __init__(self, slots: int) -> None:
         self.squares = 0.0
+        self.squares_of_means = 0.0
+        self.squares_of_sizes = 0.0
         self.padding = 0.0
         self._slots = slots
         self._columns: dict[str, list[Int64Array]] = {
@@ -171,7 +175,11 @@ class Totals:
     def add(self, sums: SlotSums) -> None:
         """Add a run of whole steps."""
         filled = sums.samples > 0
-        self.squares += float(sums.squares.sum())
+        full = np.repeat(filled.reshape(-1, self._slots).all(axis=1), self._slots)
+        tokens, samples = sums.tokens[full].astype(np.float64), sums.samples[full]
+        self.squares += float(sums.squares[full].sum())
+        self.squares_of_means += float((tokens**2 / samples).sum())
+        self.squares_of_sizes += float((samples.astype(np.float64) ** 2).sum())
         places = (sums.longest * sums.samples)[filled]
         self.padding += float((1 - sums.tokens[filled] / places).sum())
         values = (filled, sums.samples, sums.tokens, sums.tiles, sums.loss_tokens)

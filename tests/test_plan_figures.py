@@ -15,6 +15,7 @@ from omniload.grouping import GROUPINGS
 from omniload.index import LengthIndex
 from omniload.metrics import dist_ratio, pad_ratio
 from omniload.plan import make_plan
+from omniload.randomness import randomness
 from omniload.tools.lengths import make_lengths
 from omniload.types import Budget, Groups
 from tests.strategies import problems
@@ -133,7 +134,7 @@ def test_figures_of_a_plan_by_hand():
     # time is lost in the last step too, where one of two ranks has nothing to do
     assert found.time_lost_step == pytest.approx(1 - (15 + 5) / (18 + 10))
     assert found.time_lost_micro_step == pytest.approx(1 - (15 + 5) / (10 + 8 + 10))
-    assert found.variance_ratio is found.autocorrelation is None
+    assert (found.variance_ratio, found.lag1) == (1.0, 0.0)  # one full step says nothing
 
 
 def test_bounds_count_samples_and_forgo_tiles_that_have_no_limit():
@@ -189,7 +190,28 @@ def test_loads_of_a_few_steps_stand_for_all():
         plan.figures(max_steps=0)
 
 
-def test_randomness_is_that_of_a_shuffle_unless_rows_are_sorted():
+@pytest.mark.parametrize("grouping", GROUPINGS)
+@pytest.mark.parametrize("window_rows", [None, 5000])
+def test_randomness_is_that_of_the_groups_as_they_are_fed(grouping, window_rows):
+    index = make_lengths(20_000)
+    plan = make_plan(
+        index, budget=Budget(tokens=4096, tiles=13), dp_world_size=4, accumulation=2,
+        grouping=grouping, window_rows=window_rows,
+    )  # fmt: skip
+    steps = [plan.step_groups(step) for step in range(plan.num_steps)]
+    fed = Groups(
+        rows=np.concatenate([step.rows for step in steps]),
+        offsets=np.cumsum([0, *np.concatenate([np.diff(step.offsets) for step in steps])]),
+    )
+    whole = fed.offsets[: plan.figures().num_groups + 1]
+    wanted = randomness(Groups(rows=fed.rows, offsets=whole), index.num_tokens, groups_per_step=8)
+    found = plan.figures()
+    assert found.variance_ratio == pytest.approx(wanted.variance_ratio, rel=1e-9)
+    assert found.lag1 == pytest.approx(wanted.lag1, abs=1e-9)
+    assert found.intra_group == pytest.approx(wanted.intra_group, abs=1e-9)
+
+
+def test_randomness_tells_a_shuffle_from_sorted_rows():
     index = make_lengths(20_000)
     budget = Budget(tokens=4096, tiles=13)
     found = {
@@ -197,9 +219,9 @@ def test_randomness_is_that_of_a_shuffle_unless_rows_are_sorted():
         for name in ("random", "device")
     }
     assert 0.75 < found["random"].variance_ratio < 1.3
-    assert abs(found["random"].autocorrelation) < 0.1
+    assert abs(found["random"].lag1) < 0.1
     assert found["device"].variance_ratio > 5
-    assert found["device"].autocorrelation > 0.5
+    assert found["device"].lag1 > 0.5
 
 
 def test_steps_are_measured_many_at_once():

@@ -10,7 +10,7 @@ import typer
 
 import omniload
 from omniload.errors import OmniloadError
-from omniload.tools import bench_grouping, bench_pack, doctor, inspect_cmd, preprocess
+from omniload.tools import bench_grouping, bench_pack, doctor, inspect_cmd, plan_cmd, preprocess
 
 __all__ = ["app", "main"]
 
@@ -29,6 +29,7 @@ bench = typer.Typer(
 
 app.command()(preprocess.preprocess)
 app.command("inspect")(inspect_cmd.inspect_shards)
+app.command("plan")(plan_cmd.plan_data)
 app.command()(doctor.doctor)
 bench.command("grouping")(bench_grouping.grouping)
 bench.command("pack")(bench_pack.pack)
