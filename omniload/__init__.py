@@ -30,6 +30,7 @@ _HOME = {
     "NativeUnavailableError": "omniload.errors",
     "OmniloadError": "omniload.errors",
     "PackedBatch": "omniload.batch",
+    "Padding": "omniload.padding",
     "Record": "omniload.types",
     "Sample": "omniload.types",
     "SampleError": "omniload.errors",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from omniload.flops import LanguageModel, VisionModel
     from omniload.index import LengthIndex
     from omniload.loader import DataLoader
+    from omniload.padding import Padding
     from omniload.plan import StepPlan, make_plan
     from omniload.types import Budget, Groups, Message, Record, Sample
     from omniload.world import World

@@ -21,6 +21,7 @@ from omniload.loader_iterator import BatchIterator
 from omniload.loader_settings import LoaderSettings, WorkerOptions, check_count, open_source
 from omniload.loader_state import LoaderState, Place
 from omniload.loader_worker import PackDataset, Walk, Workers
+from omniload.padding import Padding
 from omniload.plan import StepPlan
 from omniload.rng import derive
 from omniload.shards import Manifest, ShardSet
@@ -64,6 +65,8 @@ class DataLoader:
         tail: "filler": all ranks get the same number of batches. "empty": no fillers, so a rank may
             get fewer batches than others and the loop must hold no collective; for evaluation.
         oversize: a sample over budget is an "error", or left out ("drop"; see `dropped`).
+        pad_to: rows get a multiple of so many tokens; "full": the whole token budget; or a
+            `Padding`. None: no padding. The padding lies within the budget; see `Padding`.
         transform: from stored record to sample; None: the one that the shards were made for.
         pin_memory: copy batches to page-locked memory, which makes `.to(device)` asynchronous.
         prefetch_factor: batches that each worker prepares ahead.
@@ -90,6 +93,7 @@ class DataLoader:
         shuffle: bool = True,
         tail: str = "filler",
         oversize: str = "error",
+        pad_to: int | str | Padding | None = None,
         transform: Transform | None = None,
         pin_memory: bool = False,
         prefetch_factor: int = 2,
@@ -108,6 +112,7 @@ class DataLoader:
             tail=tail,
             oversize=oversize,
             window_rows=window_rows,
+            pad_to=pad_to,
         )
         options = WorkerOptions(
             num_workers=num_workers,
@@ -284,6 +289,7 @@ class DataLoader:
     def _walk(self, *, done: int) -> Walk:
         return Walk(
             plan=self._plan,
+            index=self.index,
             epoch=self._place.epoch,
             dp_rank=self.world.dp_rank,
             first_step=self._place.first_step,

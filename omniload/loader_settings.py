@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.multiprocessing
 from omniload.errors import ConfigError
 from omniload.grouping import get_grouping
 from omniload.index import LengthIndex
+from omniload.padding import Padding
 from omniload.plan import StepPlan, make_plan
 from omniload.shards import ShardSet, open_shards
 from omniload.types import Budget
@@ -40,6 +41,8 @@ class LoaderSettings:
     tail: str
     oversize: str
     window_rows: int | None
+    pad_to: int | str | Padding | None = None
+    padding: Padding = field(init=False)
 
     def __post_init__(self) -> None:
         for name, value, kind in (("budget", self.budget, Budget), ("world", self.world, World)):
@@ -56,6 +59,7 @@ class LoaderSettings:
             # NumPy integers would not be JSON in the state
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else int(value))
+        object.__setattr__(self, "padding", _choose_padding(self.pad_to, self.budget))
         get_grouping(self.grouping)
         for name, text, known in (
             ("tail", self.tail, ("filler", "empty")),
@@ -95,7 +99,7 @@ class LoaderSettings:
             StateError: `start` is not in this epoch.
         """
         plan = make_plan(
-            index,
+            self._padded(index),
             budget=self.budget,
             dp_world_size=self.world.dp_world_size,
             accumulation=self.accumulation,
@@ -114,6 +118,18 @@ class LoaderSettings:
                 f"{len(index)}."
             )
         return plan
+
+    def _padded(self, index: LengthIndex) -> LengthIndex:
+        """Round lengths up as documents will be, so that the budget holds with the padding."""
+        unit = self.padding.document_multiple
+        if unit == 1:
+            return index
+        tokens = index.num_tokens.astype(np.int64)
+        return LengthIndex.from_arrays(
+            num_tokens=-(-tokens // unit) * unit,
+            num_tiles=index.num_tiles,
+            num_loss_tokens=index.num_loss_tokens,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +197,41 @@ def open_source(source: str | os.PathLike[str] | ShardSet) -> ShardSet:
         "source must be a folder that `omniload preprocess` wrote, or an opened ShardSet, got "
         f"{type(source).__name__}."
     )
+
+
+def _choose_padding(pad_to: int | str | Padding | None, budget: Budget) -> Padding:
+    """Turn the loader's `pad_to` into a Padding that every group within the budget fits.
+
+    Raises:
+        ConfigError: not a padding, or one that the budget doesn't go with.
+    """
+    if isinstance(pad_to, str):
+        if pad_to != "full":
+            raise ConfigError(
+                f"pad_to must be an integer, 'full', or an omniload.Padding, got {pad_to!r}."
+            )
+        return Padding(num_tokens=budget.tokens)
+    padding = Padding.of(pad_to)
+    if budget.tokens % padding.row_multiple:
+        raise ConfigError(
+            "Budget.tokens must be a multiple of what rows are padded to, or padding would pass "
+            f"it: expected a multiple of {padding.row_multiple}, got {budget.tokens}."
+        )
+    if padding.num_tokens not in (None, budget.tokens):
+        raise ConfigError(
+            f"Padding.num_tokens must be the token budget, {budget.tokens}, got "
+            f"{padding.num_tokens}. Use pad_to='full', or change the budget."
+        )
+    if padding.num_documents is not None:
+        # a row may end with one document of padding, also a filler's
+        room = padding.num_documents - 1
+        if budget.samples is None or budget.samples > room:
+            raise ConfigError(
+                f"Budget.samples must be at most {room} where rows have {padding.num_documents} "
+                f"documents, the last for padding: got {budget.samples}. Set "
+                f"Budget(samples={max(room, 1)}), or raise Padding.num_documents."
+            )
+    return padding
 
 
 def check_count(name: str, value: Any, *, least: int) -> None:

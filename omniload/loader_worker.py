@@ -7,8 +7,8 @@ Nothing here grows with the length of the data set.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from omniload.batch import PackedBatch
 from omniload.errors import OmniloadError, SampleError, ShardError
+from omniload.index import LengthIndex
 from omniload.loader_settings import LoaderSettings, WorkerOptions
+from omniload.loss import LossTotals
 from omniload.packing import pack
+from omniload.padding import Padding
 from omniload.plan import StepPlan
 from omniload.rng import sample_generator
 from omniload.shards import ShardSet
@@ -38,7 +41,7 @@ class Task:
         step: optimizer step in the epoch.
         micro_step: micro-batch in the step.
         is_last_micro_step: whether it ends the step.
-        num_loss_tokens_step: tokens that give loss in the whole step, over all ranks.
+        loss_totals: denominators of the loss in the whole step, over all ranks.
         rows: int64 (n,), rows of the index; empty: a filler.
     """
 
@@ -46,7 +49,7 @@ class Task:
     step: int
     micro_step: int
     is_last_micro_step: bool
-    num_loss_tokens_step: int
+    loss_totals: LossTotals
     rows: npt.NDArray[np.int64]
 
 
@@ -56,6 +59,7 @@ class Walk:
 
     Args:
         plan: the plan.
+        index: the lengths that it was made from; for the loss.
         epoch: its epoch.
         dp_rank: the rank.
         first_step: number of the plan's step 0 in the epoch; not 0 in a plan of the rest.
@@ -64,6 +68,7 @@ class Walk:
     """
 
     plan: StepPlan
+    index: LengthIndex
     epoch: int
     dp_rank: int
     first_step: int = 0
@@ -93,10 +98,13 @@ class Walk:
 
     def __iter__(self) -> Iterator[Task]:
         plan = self.plan
+        counted, totals = -1, LossTotals.of([])
         for slot in itertools.count(self.start):
             step, micro_step = divmod(slot, plan.accumulation)
             if not plan.has_step(step):
                 return
+            if step != counted:
+                counted, totals = step, self._loss_totals(step)
             rows = plan.micro_batch(step, micro_step, self.dp_rank)
             if self.skip_empty and len(rows) == 0:
                 continue
@@ -105,9 +113,13 @@ class Walk:
                 step=self.first_step + step,
                 micro_step=micro_step,
                 is_last_micro_step=micro_step == plan.accumulation - 1,
-                num_loss_tokens_step=plan.num_loss_tokens(step),
+                loss_totals=totals,
                 rows=rows,
             )
+
+    def _loss_totals(self, step: int) -> LossTotals:
+        # of all ranks: each has the whole plan and index, so nothing is sent
+        return LossTotals.of(self.index.num_loss_tokens[self.plan.step_groups(step).rows])
 
     def _has_rows(self, slot: int) -> bool:
         step, micro_step = divmod(slot, self.plan.accumulation)
@@ -134,13 +146,15 @@ class PackDataset(Dataset[PackedBatch]):
     Args:
         shards: where rows are read; opens its files in each process by itself.
         transform: from record to sample.
-        settings: for the seed of the transform, and ranks and accumulation, noted in each batch.
+        settings: for the seed of the transform, the padding, and ranks and accumulation, noted in
+            each batch.
     """
 
     def __init__(self, shards: ShardSet, transform: Transform, *, settings: LoaderSettings) -> None:
         self._shards = shards
         self._transform = transform
         self._settings = settings
+        self._padding = _with_token(settings.padding, shards, transform)
         # where the data has images, ranks wait for each other in the vision encoder too
         self._with_image = bool(shards.index.num_tiles.any())
 
@@ -155,10 +169,13 @@ class PackDataset(Dataset[PackedBatch]):
             step=task.step,
             micro_step=task.micro_step,
             is_last_micro_step=task.is_last_micro_step,
-            num_loss_tokens_step=task.num_loss_tokens_step,
+            num_loss_tokens_step=task.loss_totals.num_tokens,
+            num_loss_samples_step=task.loss_totals.num_samples,
+            sqrt_loss_tokens_step=task.loss_totals.sqrt_tokens,
             is_filler=is_filler,
             dp_world_size=self._settings.world.dp_world_size,
             accumulation=self._settings.accumulation,
+            pad_to=self._padding,
         )
 
     def sample(self, row: int, epoch: int) -> Sample:
@@ -257,6 +274,16 @@ class Workers:
     def forget(self) -> None:
         """Start with new processes next time: one of those that persist may be dead."""
         self._loader = None
+
+
+def _with_token(padding: Padding, shards: ShardSet, transform: Transform) -> Padding:
+    """Fill in what stands in padded positions: what the transform or the shards say, else 0."""
+    if padding.token_id is not None:
+        return padding
+    encoder = shards.manifest.settings.get("encoder")
+    stored = encoder.get("pad_token_id") if isinstance(encoder, Mapping) else None
+    token_id = getattr(transform, "pad_token_id", stored)
+    return replace(padding, token_id=token_id if isinstance(token_id, int) else 0)
 
 
 def _identity(batch: Any) -> Any:
