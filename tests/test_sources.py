@@ -308,7 +308,8 @@ def test_a_broken_array_is_refused_at_once_with_the_place(tmp_path):
 @settings(max_examples=40, deadline=None)
 @given(
     records=st.lists(
-        st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers(), max_size=3),
+        st.integers()
+        | st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers(), max_size=3),
         max_size=100,
     ),
     indent=st.sampled_from([None, 1]),
