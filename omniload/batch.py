@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from omniload._layout import BatchSizes
+from omniload._normalize import normalize_tiles
 from omniload._step import LOSSES, StepRow, check_option
 from omniload._unpack import pad_rows, to_samples
 from omniload.errors import ConfigError
@@ -20,7 +21,6 @@ from omniload.kernels.reference import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     normalize_table,
-    normalize_tiles,
 )
 from omniload.types import Sample
 
