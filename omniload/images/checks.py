@@ -45,14 +45,16 @@ def highest_limit(count: Callable[[int], int], want: int, most: int, *, what: st
     Raises:
         SampleError: no limit gives this number.
     """
-    low, high = 1, int(most)
+    low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2
         if count(middle) <= want:
             low = middle
         else:
             high = middle - 1
-    for limit in (low, *range(most, 0, -1)):
+    if count(low) == want:
+        return low
+    for limit in range(most, 0, -1):
         if count(limit) == want:
             return limit
     raise SampleError(f"{what} can't be cut into {want} tiles: it gives {count(most)}.")

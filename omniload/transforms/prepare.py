@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError, SampleError
-from omniload.images import TilePolicy
-from omniload.transforms.text import ConversationEncoder
+from omniload.images import TilePolicy, count_tokens
+from omniload.transforms.text import ConversationEncoder, Encoded
 from omniload.types import IGNORE_INDEX, Message
 
 __all__ = ["Oversize", "Prepared", "prepare_sample"]
@@ -85,19 +85,18 @@ def prepare_sample(
         ConfigError: an unknown `oversize`, or `max_tokens` below 1.
     """
     _check(max_tokens, oversize)
-    counts = [policy.num_tiles(width, height) for width, height in image_sizes]
-    encoded = encoder.encode(messages, counts)
+    images = [_Image(size, policy, encoder.tokens_per_tile) for size in image_sizes]
+    encoded = _encode(encoder, messages, images)
     over = 0 if max_tokens is None else len(encoded.input_ids) - max_tokens
     if over > 0 and oversize == "reject":
         raise SampleError(f"too long: at most {max_tokens} tokens, got {len(encoded.input_ids)}.")
     reduced = over > 0 and oversize == "fewer-tiles"
     if reduced:
-        counts = _fewer_tiles(counts, image_sizes, over, encoder.tokens_per_tile, policy)
-        encoded = encoder.encode(messages, counts)
+        encoded = _encode(encoder, messages, _fewer_tiles(images, over))
     prepared = Prepared(
         input_ids=encoded.input_ids,
         labels=encoded.labels,
-        image_num_tiles=np.array(counts, dtype=np.int32),
+        image_num_tiles=np.array([image.num_tiles for image in images], dtype=np.int32),
         image_spans=encoded.image_spans,
         tiles_reduced=reduced,
     )
@@ -115,37 +114,55 @@ def _check(max_tokens: int | None, oversize: str) -> None:
         raise ConfigError(f"max_tokens must be at least 1, got {max_tokens}.")
 
 
-def _fewer_tiles(
-    counts: list[int],
-    image_sizes: Sequence[tuple[int, int]],
-    over: int,
-    tokens_per_tile: int,
-    policy: TilePolicy,
-) -> list[int]:
-    counts = list(counts)
-    total = sum(counts)
+class _Image:
+    """Tiles and tokens of one image under a policy whose limit may be lowered."""
+
+    def __init__(self, size: tuple[int, int], policy: TilePolicy, tokens_per_tile: int) -> None:
+        self._size = size
+        self._policy = policy
+        self._tokens_per_tile = tokens_per_tile
+        self._plan(policy)
+
+    def _plan(self, policy: TilePolicy) -> None:
+        self.num_tiles = policy.num_tiles(*self._size)
+        self.num_tokens = count_tokens(policy, *self._size, tokens_per_tile=self._tokens_per_tile)
+
+    def lower(self) -> bool:
+        """Take the next lower number of tiles; False: there is none."""
+        count = self.num_tiles
+        for limit in range(count - 1, 0, -1):
+            policy = self._policy.limited(limit)
+            if policy.num_tiles(*self._size) < count:
+                self._plan(policy)
+                return True
+            if policy is self._policy:  # it has no limit to lower
+                break
+        return False
+
+
+def _encode(
+    encoder: ConversationEncoder, messages: Sequence[Message], images: Sequence[_Image]
+) -> Encoded:
+    return encoder.encode(
+        messages,
+        [image.num_tiles for image in images],
+        image_num_tokens=[image.num_tokens for image in images],
+    )
+
+
+def _fewer_tiles(images: list[_Image], over: int) -> list[_Image]:
+    """Lower the image with most tiles, the first of equals, until the tokens are saved."""
+    total = sum(image.num_tiles for image in images)
     while over > 0:
-        largest = max(range(len(counts)), key=counts.__getitem__, default=None)
-        fewer = None
-        if largest is not None:
-            fewer = _next_fewer(policy, image_sizes[largest], counts[largest])
-        if largest is None or fewer is None:
+        largest = max(images, key=lambda image: image.num_tiles, default=None)
+        before = 0 if largest is None else largest.num_tokens
+        if largest is None or not largest.lower():
             raise SampleError(
-                f"too long by {over} tokens even with one tile an image ({len(counts)} images, "
+                f"too long by {over} tokens even with one tile an image ({len(images)} images, "
                 f"{total} tiles at first)."
             )
-        over -= (counts[largest] - fewer) * tokens_per_tile
-        counts[largest] = fewer
-    return counts
-
-
-def _next_fewer(policy: TilePolicy, size: tuple[int, int], count: int) -> int | None:
-    """The largest number of tiles below `count` that a lower limit gives; None: there is none."""
-    for limit in range(count - 1, 0, -1):
-        fewer = policy.limited(limit).num_tiles(*size)
-        if fewer < count:
-            return fewer
-    return None
+        over -= before - largest.num_tokens
+    return images
 
 
 def _truncated(prepared: Prepared, max_tokens: int, *, margin: int) -> Prepared:

@@ -33,9 +33,9 @@ class ConversationEncoder:
     """Turns conversations into token ids and labels; picklable, cheap to make.
 
     Each mark `<image>` becomes the template's start, `tokens_per_tile` image tokens for each tile
-    of that image, and end; none of them ever gives loss. Text of the data can't become a control
-    token, whatever it looks like. Control tokens that the tokenizer lacks are added at its end;
-    `settings()["vocab_size"]` is what a model has to cover.
+    of that image (or as many as its tiling policy says), and end; none of them ever gives loss.
+    Text of the data can't become a control token, whatever it looks like. Control tokens that the
+    tokenizer lacks are added at its end; `settings()["vocab_size"]` is what a model has to cover.
 
     Args:
         tokenizer: from `load_tokenizer`.
@@ -113,12 +113,20 @@ class ConversationEncoder:
             "filler_ids": self._vocabulary.plain_ids("."),
         }
 
-    def encode(self, messages: Sequence[Message], image_num_tiles: Sequence[int]) -> Encoded:
+    def encode(
+        self,
+        messages: Sequence[Message],
+        image_num_tiles: Sequence[int],
+        *,
+        image_num_tokens: Sequence[int] | None = None,
+    ) -> Encoded:
         """Tokenise a conversation.
 
         Args:
             messages: the conversation; each image stands as the mark `<image>` in its text.
             image_num_tiles: tiles of each image, in the order of the marks.
+            image_num_tokens: tokens of each image, where the tiling policy decides them; None:
+                `tokens_per_tile` for each tile.
 
         Returns:
             Token ids, labels and image spans.
@@ -138,8 +146,10 @@ class ConversationEncoder:
                 f"template {self.template.name!r} must keep each image once: expected "
                 f"{len(image_num_tiles)}, got {num_images}."
             )
+        if image_num_tokens is None:
+            image_num_tokens = [int(count) * self.tokens_per_tile for count in image_num_tiles]
         tokens = TokenCollector(self._vocabulary)
-        counts = iter(image_num_tiles)
+        counts = iter(image_num_tokens)
         for piece in pieces:
             if piece.kind == "text":
                 tokens.add_text(piece)
@@ -147,7 +157,7 @@ class ConversationEncoder:
                 tokens.add_control(piece)
             else:
                 tokens.add_ids(self.image_start_ids)
-                tokens.add_image(self.image_token_id, int(next(counts)) * self.tokens_per_tile)
+                tokens.add_image(self.image_token_id, int(next(counts)))
                 tokens.add_ids(self.image_end_ids)
         return tokens.encoded()
 

@@ -5,15 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from omniload.errors import ConfigError, SampleError
-from omniload.images import TilePolicy, cut_tiles, decode, policy_from_settings
+from omniload.images import (
+    TilePolicy,
+    TokenPolicy,
+    count_tokens,
+    cut_tiles,
+    decode,
+    policy_from_settings,
+)
 from omniload.types import IGNORE_INDEX, Record, Sample
 
-__all__ = ["TileTransform", "transform_from_settings"]
+__all__ = ["CLIP_MEAN", "CLIP_STD", "TileTransform", "require_policy"]
+
+#: Per-channel mean and standard deviation of CLIP's training images, RGB, pixels scaled to [0, 1]
+#: (https://github.com/openai/CLIP).
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class TileTransform:
@@ -21,7 +33,8 @@ class TileTransform:
 
     Args:
         policy: the tiling policy that the shards were made with.
-        tokens_per_tile: tokens the language model sees for one tile.
+        tokens_per_tile: tokens the language model sees for one tile; not used for a policy that
+            decides the tokens of an image itself (`num_tokens`).
         image_token_id: id of the image token; at least 0.
         pad_token_id: id of the padding token.
         image_start_ids: token ids before an image's tokens; for the filler.
@@ -29,10 +42,17 @@ class TileTransform:
         filler_ids: ids of some plain text, for the filler; None: the padding token.
         fewer_tiles: whether preprocessing may have given an image fewer tiles than the policy does
             (`oversize="fewer-tiles"`).
+        mean: per-channel mean for `model_inputs`, RGB, pixels scaled to [0, 1]; None: that of the
+            model family, or of ImageNet.
+        std: per-channel standard deviation.
 
     Raises:
         ConfigError: a setting out of range.
     """
+
+    #: For `model_inputs`; None: those of the batch.
+    default_mean: ClassVar[tuple[float, float, float] | None] = None
+    default_std: ClassVar[tuple[float, float, float] | None] = None
 
     def __init__(
         self,
@@ -45,6 +65,8 @@ class TileTransform:
         image_end_ids: Sequence[int] = (),
         filler_ids: Sequence[int] | None = None,
         fewer_tiles: bool = False,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
     ) -> None:
         if not callable(getattr(policy, "num_tiles", None)):
             raise ConfigError(f"policy must be a tiling policy, got {policy!r}.")
@@ -58,6 +80,42 @@ class TileTransform:
         if not isinstance(fewer_tiles, bool):
             raise ConfigError(f"fewer_tiles must be a bool, got {fewer_tiles!r}.")
         self.fewer_tiles = fewer_tiles
+        self.mean = _channels("mean", mean)
+        self.std = _channels("std", std)
+        self._check_policy()
+
+    def _check_policy(self) -> None:
+        """Check that the policy is one that this transform is for."""
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """Make the transform that fits shards with these settings.
+
+        Args:
+            settings: `manifest.settings` of the shards: "encoder", "tiling" and "oversize" are
+                used.
+
+        Raises:
+            ConfigError: a setting is missing or out of range, or a policy that the class is not
+                for.
+        """
+        try:
+            encoder = settings["encoder"]
+            return cls(
+                policy_from_settings(settings["tiling"]),
+                tokens_per_tile=encoder["tokens_per_tile"],
+                image_token_id=encoder["image_token_id"],
+                pad_token_id=encoder["pad_token_id"],
+                image_start_ids=encoder["image_start_ids"],
+                image_end_ids=encoder["image_end_ids"],
+                filler_ids=encoder["filler_ids"],
+                fewer_tiles=settings.get("oversize") == "fewer-tiles",
+            )
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"the settings of the shards lack what the transform needs ({error}). Preprocess "
+                "them again, or give the loader a transform."
+            ) from error
 
     @property
     def fingerprint(self) -> str:
@@ -129,28 +187,39 @@ class TileTransform:
                 f"got {width}x{height}."
             )
         start, end = record.image_spans[index].tolist()
-        if end - start != len(out) * self.tokens_per_tile:
-            raise SampleError(
-                f"its tokens must be {self.tokens_per_tile} a tile: expected "
-                f"{len(out) * self.tokens_per_tile} for {len(out)} tiles, got {end - start}."
-            )
-        policy = self.policy
-        realised = policy.num_tiles(width, height)
-        if realised != len(out):
-            if not self.fewer_tiles:
-                raise SampleError(
-                    f"its tiles must be those that the length index counted: expected {len(out)}, "
-                    f"got {realised} with {policy}."
-                )
-            policy = policy.for_num_tiles(width, height, len(out))
+        policy = self._planned(width, height, len(out), num_tokens=end - start)
         cut_tiles(image, policy, out=out)
         return policy.grid(width, height)
+
+    def _planned(self, width: int, height: int, num_tiles: int, *, num_tokens: int) -> TilePolicy:
+        """The policy that an image was planned with, checked against what was stored."""
+        policy = self.policy
+        realised = policy.num_tiles(width, height)
+        if realised != num_tiles:
+            if not self.fewer_tiles:
+                raise SampleError(
+                    f"its tiles must be those that the length index counted: expected {num_tiles}, "
+                    f"got {realised} with {policy}."
+                )
+            policy = policy.for_num_tiles(width, height, num_tiles)
+        expected = self._count_tokens(policy, width, height)
+        if num_tokens != expected:
+            by_policy = isinstance(policy, TokenPolicy)
+            rule = "what the policy says" if by_policy else f"{self.tokens_per_tile} a tile"
+            raise SampleError(
+                f"its tokens must be {rule}: expected {expected} for {num_tiles} tiles, got "
+                f"{num_tokens}."
+            )
+        return policy
+
+    def _count_tokens(self, policy: TilePolicy, width: int, height: int) -> int:
+        return count_tokens(policy, width, height, tokens_per_tile=self.tokens_per_tile)
 
     def filler(self, with_image: bool) -> Sample:
         """Make a short document that trains nothing.
 
         Args:
-            with_image: whether it has an image: one blank tile and its tokens.
+            with_image: whether it has an image: blank, as small as the policy can, and its tokens.
 
         Returns:
             A sample with all labels -100 and `sample_id` -1.
@@ -158,16 +227,18 @@ class TileTransform:
         text = list(self.filler_ids)
         if not with_image:
             return _unlabelled(text + text)
-        start = len(text) + len(self.image_start_ids)
-        image = [self.image_token_id] * self.tokens_per_tile
-        ids = [*text, *self.image_start_ids, *image, *self.image_end_ids, *text]
         size = self.policy.size
+        policy = self.policy.limited(1)  # the smallest image there is
+        num_tiles = policy.num_tiles(size, size)
+        start = len(text) + len(self.image_start_ids)
+        image = [self.image_token_id] * self._count_tokens(policy, size, size)
+        ids = [*text, *self.image_start_ids, *image, *self.image_end_ids, *text]
         return _unlabelled(
             ids,
-            tiles=np.zeros((1, 3, size, size), dtype=np.uint8),
-            image_num_tiles=np.ones(1, dtype=np.int32),
+            tiles=np.zeros((num_tiles, 3, size, size), dtype=np.uint8),
+            image_num_tiles=np.full(1, num_tiles, dtype=np.int32),
             image_sizes=np.full((1, 2), size, dtype=np.int32),
-            image_grids=np.ones((1, 2), dtype=np.int32),
+            image_grids=np.array([policy.grid(size, size)], dtype=np.int32),
             image_spans=np.array([[start, start + len(image)]], dtype=np.int32),
         )
 
@@ -183,41 +254,40 @@ class TileTransform:
         loss = int(np.count_nonzero(record.labels[1:] != IGNORE_INDEX))
         return len(record.input_ids), int(record.image_num_tiles.sum()), loss
 
-    def model_inputs(self, batch: Any) -> dict[str, Any]:
+    def model_inputs(self, batch: Any, *, dtype: Any = None, loss: str = "sum") -> dict[str, Any]:
         """Name the tensors of a packed batch as `PackedBatch.model_inputs` does.
 
         Args:
             batch: a PackedBatch.
+            dtype: floating type of the pixels; None: torch.float32.
+            loss: what the model returns, "sum", "mean" or "step"; see `PackedBatch.loss_scale`.
         """
-        return dict(batch.model_inputs())
+        return self._named(batch, dtype=dtype, loss=loss)
+
+    def _named(self, batch: Any, *, dtype: Any, loss: str) -> dict[str, Any]:
+        mean, std = self._normalisation()
+        given = {"dtype": dtype, "mean": mean, "std": std}
+        options = {name: value for name, value in given.items() if value is not None}
+        if loss != "sum":
+            options["loss"] = loss
+        return dict(batch.model_inputs(**options))
+
+    def _normalisation(self) -> tuple[Any, Any]:
+        return self.mean or self.default_mean, self.std or self.default_std
 
 
-def transform_from_settings(settings: dict[str, Any]) -> TileTransform:
-    """Make the transform that fits shards with these settings.
-
-    Args:
-        settings: `manifest.settings` of the shards: "encoder", "tiling" and "oversize" are used.
+def require_policy(transform: TileTransform, *policies: type) -> None:
+    """Check that a transform has one of the policies it is for.
 
     Raises:
-        ConfigError: a setting is missing or out of range.
+        ConfigError: it has another.
     """
-    try:
-        encoder = settings["encoder"]
-        return TileTransform(
-            policy_from_settings(settings["tiling"]),
-            tokens_per_tile=encoder["tokens_per_tile"],
-            image_token_id=encoder["image_token_id"],
-            pad_token_id=encoder["pad_token_id"],
-            image_start_ids=encoder["image_start_ids"],
-            image_end_ids=encoder["image_end_ids"],
-            filler_ids=encoder["filler_ids"],
-            fewer_tiles=settings.get("oversize") == "fewer-tiles",
-        )
-    except (KeyError, TypeError) as error:
+    if not isinstance(transform.policy, policies):
+        names = " or ".join(policy.__name__ for policy in policies)
         raise ConfigError(
-            f"the settings of the shards lack what the transform needs ({error}). Preprocess them "
-            "again, or give the loader a transform."
-        ) from error
+            f"{type(transform).__name__} is for {names}, got {transform.policy!r}. Preprocess with "
+            "the tiling of the model, or use TileTransform."
+        )
 
 
 def _unlabelled(ids: list[int], **arrays: Any) -> Sample:
@@ -234,3 +304,12 @@ def _integer(name: str, value: Any, least: int) -> int:
 
 def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return tuple(_integer(name, value, 0) for value in values)
+
+
+def _channels(name: str, values: Sequence[float] | None) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    numbers = tuple(float(value) for value in values)
+    if len(numbers) != 3:
+        raise ConfigError(f"{name} must be 3 numbers, RGB, got {values!r}.")
+    return numbers

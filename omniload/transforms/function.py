@@ -1,0 +1,120 @@
+"""A user's own function as a transform."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from omniload.errors import ConfigError
+from omniload.transforms.base import Transform
+from omniload.types import IGNORE_INDEX, Record, Sample
+
+__all__ = ["FunctionTransform"]
+
+
+class FunctionTransform:
+    """Makes a transform of a function, by default with the lengths that are stored.
+
+    The function must be picklable: defined at the top of a module, no lambda.
+
+    Args:
+        function: (record, rng) -> sample. Must draw from `rng` only.
+        fingerprint: any text that changes whenever what the function does changes.
+        filler: with_image -> a short sample with all labels -100 and `sample_id` -1; or a transform
+            whose filler (and `model_inputs`, if not given) is used.
+        lengths: record -> (num_tokens, num_tiles, num_loss_tokens) of the sample. None: as stored:
+            the function changes neither the number of tokens, of loss tokens nor of tiles.
+        model_inputs: batch -> arguments of the model. None: as `filler`, if it is a transform, else
+            `batch.model_inputs()`.
+
+    Raises:
+        ConfigError: not callable, or no fingerprint.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Record, np.random.Generator], Sample],
+        *,
+        fingerprint: str,
+        filler: Callable[[bool], Sample] | Transform,
+        lengths: Callable[[Record], tuple[int, int, int]] | None = None,
+        model_inputs: Callable[[Any], dict[str, Any]] | None = None,
+    ) -> None:
+        for name, value in (
+            ("function", function),
+            ("filler", filler),
+            ("lengths", lengths or stored_lengths),
+            ("model_inputs", model_inputs or _own_names),
+        ):
+            if not callable(value):
+                raise ConfigError(f"FunctionTransform needs a callable {name}, got {value!r}.")
+        if not isinstance(fingerprint, str) or not fingerprint:
+            raise ConfigError(
+                "FunctionTransform needs a fingerprint: a text that changes whenever what the "
+                f"function does changes, got {fingerprint!r}."
+            )
+        base = filler if isinstance(filler, Transform) else None
+        self._function = function
+        self._fingerprint = fingerprint
+        self._filler: Callable[[bool], Sample] = filler if base is None else base.filler  # type: ignore[assignment]
+        self._lengths = lengths or stored_lengths
+        self._model_inputs = model_inputs or (_own_names if base is None else base.model_inputs)
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits of the text given."""
+        import hashlib
+
+        if re.fullmatch("[0-9a-f]{32}", self._fingerprint):
+            return self._fingerprint
+        return hashlib.sha256(self._fingerprint.encode()).hexdigest()[:32]
+
+    def __call__(self, record: Record, rng: np.random.Generator) -> Sample:
+        """Call the function.
+
+        Args:
+            record: as stored.
+            rng: random numbers that are a function of (seed, epoch, row).
+        """
+        return self._function(record, rng)
+
+    def filler(self, with_image: bool) -> Sample:
+        """Make a sample that trains nothing.
+
+        Args:
+            with_image: whether it has a blank image.
+        """
+        return self._filler(with_image)
+
+    def lengths(self, record: Record) -> tuple[int, int, int]:
+        """Say what the sample of a record will have: (num_tokens, num_tiles, num_loss_tokens).
+
+        Args:
+            record: as stored.
+        """
+        return self._lengths(record)
+
+    def model_inputs(self, batch: Any) -> dict[str, Any]:
+        """Name the tensors of a packed batch as the model wants them.
+
+        Args:
+            batch: a PackedBatch.
+        """
+        return self._model_inputs(batch)
+
+
+def stored_lengths(record: Record) -> tuple[int, int, int]:
+    """Count what is stored: (num_tokens, num_tiles, num_loss_tokens), first label left out.
+
+    Args:
+        record: as stored.
+    """
+    loss = int(np.count_nonzero(record.labels[1:] != IGNORE_INDEX))
+    return len(record.input_ids), int(record.image_num_tiles.sum()), loss
+
+
+def _own_names(batch: Any) -> dict[str, Any]:
+    return dict(batch.model_inputs())
