@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "mrope.h"
 #include "pack.h"
 #include "tiles.h"
 
@@ -349,6 +350,34 @@ PyObject* normalize(PyObject* const* arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+PyObject* mrope_position_ids(PyObject* const* arguments, Py_ssize_t count) {
+  check_count(count, 5, "mrope_position_ids");
+  const Buffer starts(arguments[0], "cu_seqlens");
+  const Buffer spans(arguments[1], "image_spans");
+  const Buffer grids(arguments[2], "image_grid_thw");
+  const std::int64_t merge = positive(arguments[3], "merge");
+  const Buffer out(arguments[4], "out", Access::kWrite);
+  const std::int64_t num_images = spans.size() / 2;
+  if (starts.size() < 1) throw std::invalid_argument("cu_seqlens must not be empty.");
+  if (spans.size() != 2 * num_images || grids.size() != 3 * num_images) {
+    throw std::invalid_argument(
+        "image_grid_thw must have one grid of 3 for each span of 2: got " +
+        std::to_string(grids.size()) + " and " + std::to_string(spans.size()) + " numbers.");
+  }
+  if (out.size() % 3 != 0) throw std::invalid_argument("out must have 3 rows.");
+  const std::int64_t num_tokens = out.size() / 3;
+  const omniload::ImageRow row{starts.as<const std::int32_t>(), starts.size() - 1,
+                               spans.as<const std::int32_t>(),  grids.as<const std::int64_t>(),
+                               num_images,                      merge};
+  omniload::check_image_row(row, num_tokens);
+  auto* positions = out.as<std::int64_t>();
+  {
+    const ReleasedLock released;
+    omniload::mrope_position_ids(row, num_tokens, positions);
+  }
+  Py_RETURN_NONE;
+}
+
 // Turns C++ exceptions into Python's at the border.
 template <PyObject* (*function)(PyObject* const*, Py_ssize_t)>
 PyObject* guarded(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -377,6 +406,8 @@ PyMethodDef kMethods[] = {
     {"image_to_tiles", method<image_to_tiles>(), METH_FASTCALL, "Cut an HWC image into CHW tiles."},
     {"turn_upright", method<turn_upright>(), METH_FASTCALL, "Apply an EXIF orientation."},
     {"normalize", method<normalize>(), METH_FASTCALL, "Look uint8 tiles up in a 3 x 256 table."},
+    {"mrope_position_ids", method<mrope_position_ids>(), METH_FASTCALL,
+     "Write positions in time, height and width."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -60,7 +60,7 @@ def mrope_position_ids(
     on_cpu = cu_seqlens.device.type == "cpu"
     if native is None or not on_cpu:
         if on_cpu:
-            _check(cu_seqlens, image_spans, image_grid_thw, merge)
+            _check(cu_seqlens, image_spans, image_grid_thw, merge, num_tokens)
         total = int(cu_seqlens[-1]) if num_tokens is None else num_tokens
         return _in_torch(cu_seqlens, image_spans, image_grid_thw, merge, total)
     starts = np.ascontiguousarray(cu_seqlens.numpy(), dtype=np.int32)
@@ -108,33 +108,42 @@ def _in_torch(
 
 
 def _check(
-    cu_seqlens: torch.Tensor, image_spans: torch.Tensor, image_grid_thw: torch.Tensor, merge: int
+    cu_seqlens: torch.Tensor,
+    image_spans: torch.Tensor,
+    image_grid_thw: torch.Tensor,
+    merge: int,
+    num_tokens: int | None,
 ) -> None:
     starts = cu_seqlens.tolist()
     if not starts or starts[0] != 0 or starts != sorted(starts):
         raise ConfigError("cu_seqlens must start with 0 and never fall.")
+    if num_tokens is not None and starts[-1] != num_tokens:
+        raise ConfigError(
+            f"cu_seqlens must end with the number of tokens: expected {num_tokens}, got "
+            f"{starts[-1]}."
+        )
     spans, grids = image_spans.tolist(), image_grid_thw.tolist()
     if len(spans) != len(grids):
         raise ConfigError(
-            f"image_grid_thw must have one grid for each image: expected {len(spans)}, got "
-            f"{len(grids)}."
+            "image_grid_thw must have one grid of 3 for each span of 2: got "
+            f"{3 * len(grids)} and {2 * len(spans)} numbers."
         )
     last = 0
     for number, ((start, end), (time, high, wide)) in enumerate(zip(spans, grids, strict=True)):
         if min(time, high, wide) < 1 or high % merge or wide % merge:
             raise ConfigError(
-                f"the grid of image {number} must divide by merge={merge}: got "
+                f"image {number} of the row: its grid must divide by merge={merge}, got "
                 f"({time}, {high}, {wide})."
             )
         tokens = time * (high // merge) * (wide // merge)
         if start < last or end - start != tokens:
             raise ConfigError(
-                f"the span of image {number} must follow the one before and have {tokens} tokens, "
-                f"got [{start}, {end})."
+                f"image {number} of the row: its span must follow the one before and have {tokens} "
+                f"tokens, got [{start}, {end})."
             )
         after = next((bound for bound in starts if bound > start), None)
         if after is None or end > after:
             raise ConfigError(
-                f"the span of image {number} must lie in one sample, got [{start}, {end})."
+                f"image {number} of the row: its span must lie in one sample, got [{start}, {end})."
             )
         last = end
