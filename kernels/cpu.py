@@ -7,6 +7,7 @@ of values would have to wait for it.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from omniload._jit import jit
 
@@ -24,12 +25,15 @@ __all__ = [
     "write_token_ids",
 ]
 
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
 #: Kinds of mask, as Numba compares them.
 CAUSAL, FULL, PREFIX = 0, 1, 2
 
 
 @jit
-def find_offset_fault(cu, num_tokens):  # type: ignore[no-untyped-def]
+def find_offset_fault(cu: Int32Array, num_tokens: int) -> int:
     """Return the first offset that is wrong: 0, one that falls, or the last; -1 if none is."""
     if cu[0] != 0:
         return 0
@@ -41,7 +45,7 @@ def find_offset_fault(cu, num_tokens):  # type: ignore[no-untyped-def]
 
 
 @jit
-def find_span_fault(spans, cu):  # type: ignore[no-untyped-def]
+def find_span_fault(spans: Int32Array, cu: Int32Array) -> int:
     """Return the first span that overlaps the one before or lies in no one document, or -1."""
     document, before = 0, 0
     for i in range(len(spans)):
@@ -57,7 +61,7 @@ def find_span_fault(spans, cu):  # type: ignore[no-untyped-def]
 
 
 @jit
-def find_interval_fault(lo, hi):  # type: ignore[no-untyped-def]
+def find_interval_fault(lo: Int32Array, hi: Int32Array) -> int:
     """Return the first query whose keys leave it or the row out, or begin or end too early."""
     lo_before, hi_before = 0, 0
     for q in range(len(lo)):
@@ -68,37 +72,42 @@ def find_interval_fault(lo, hi):  # type: ignore[no-untyped-def]
 
 
 @jit
-def write_token_ids(cu, num_documents, segments, positions):  # type: ignore[no-untyped-def]
+def write_token_ids(
+    cu: Int32Array, num_documents: int, segments: Int32Array, positions: Int64Array
+) -> None:
     """Number documents from 1, tokens of each from 0; documents past num_documents are 0."""
     for d in range(len(cu) - 1):
         start, end = cu[d], cu[d + 1]
-        segment = np.int32(d + 1 if d < num_documents else 0)
-        for t in range(start, end):
-            segments[t] = segment
-            positions[t] = t - start
+        segments[start:end] = d + 1 if d < num_documents else 0
+        # a loop over a slice from 0 compiles to vector stores; one from start to end doesn't
+        out = positions[start:end]
+        for i in range(len(out)):
+            out[i] = i
 
 
 @jit
-def write_intervals(cu, kind, window, lo, hi):  # type: ignore[no-untyped-def]
+def write_intervals(cu: Int32Array, kind: int, window: int, lo: Int32Array, hi: Int32Array) -> None:
     """Write which keys [lo, hi) each query sees; window 0 is none; image spans come after."""
     for d in range(len(cu) - 1):
         start, end = cu[d], cu[d + 1]
-        if window == 0 and kind == FULL:
-            for t in range(start, end):
-                lo[t] = start
-                hi[t] = end
-        elif window == 0:
-            for t in range(start, end):
-                lo[t] = start
-                hi[t] = t + 1
+        starts, ends = lo[start:end], hi[start:end]
+        starts[:] = start
+        if kind == FULL:
+            ends[:] = end
         else:
-            for t in range(start, end):
-                lo[t] = max(start, t - window + 1)
-                hi[t] = min(end, t + window) if kind == FULL else t + 1
+            for i in range(len(ends)):
+                ends[i] = start + 1 + i
+        if window:
+            # the first `window` tokens see all that is before them, the last all that is after
+            for i in range(window, len(starts)):
+                starts[i] = start + 1 + i - window
+            if kind == FULL:
+                for i in range(len(ends) - window):
+                    ends[i] = start + i + window
 
 
 @jit
-def write_image_spans(spans, lo, hi):  # type: ignore[no-untyped-def]
+def write_image_spans(spans: Int32Array, lo: Int32Array, hi: Int32Array) -> None:
     """Let the tokens of an image see all of it."""
     for i in range(len(spans)):
         start, end = spans[i, 0], spans[i, 1]
@@ -108,7 +117,14 @@ def write_image_spans(spans, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @jit
-def block_bounds(lo, hi, q_block, kv_block, rows, columns):  # type: ignore[no-untyped-def]
+def block_bounds(
+    lo: Int32Array,
+    hi: Int32Array,
+    q_block: int,
+    kv_block: int,
+    rows: Int32Array,
+    columns: Int32Array,
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """Find, for each row and column of blocks, the range that is not empty and the full one.
 
     `lo` and `hi` never fall, so the first and the last query of a block say it all; and a column
@@ -155,7 +171,7 @@ def block_bounds(lo, hi, q_block, kv_block, rows, columns):  # type: ignore[no-u
 
 
 @jit
-def _longest(bounds):  # type: ignore[no-untyped-def]
+def _longest(bounds: Int32Array) -> tuple[int, int]:
     partial, full = 0, 0
     for i in range(len(bounds)):
         num_full = bounds[i, 3] - bounds[i, 2]
@@ -165,7 +181,13 @@ def _longest(bounds):  # type: ignore[no-untyped-def]
 
 
 @jit
-def write_lists(bounds, num_partial, partial, num_full, full):  # type: ignore[no-untyped-def]
+def write_lists(
+    bounds: Int32Array,
+    num_partial: Int32Array,
+    partial: Int32Array,
+    num_full: Int32Array,
+    full: Int32Array,
+) -> None:
     """Write the lists of partial and of full blocks; what comes after a list is left alone.
 
     Args:

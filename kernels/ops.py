@@ -167,18 +167,20 @@ def _unpad_fake(padded: torch.Tensor, cu_seqlens: torch.Tensor, num_tokens: int)
 # -- gradients and registration -------------------------------------------------------------------
 
 
-def _keep_offsets(context: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _keep_offsets(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     given, cu_seqlens, _ = inputs
-    context.save_for_backward(cu_seqlens)
-    context.size = given.shape[0], given.shape[1] if given.ndim > 1 else 1
+    ctx.save_for_backward(cu_seqlens)
+    ctx.shape = given.shape
 
 
 def _pad_backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return unpad(gradient, *context.saved_tensors, context.size[0]), None, None
+    (cu_seqlens,) = context.saved_tensors
+    return unpad(gradient, cu_seqlens, context.shape[0]), None, None
 
 
 def _unpad_backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return pad(gradient, *context.saved_tensors, context.size[1]), None, None
+    (cu_seqlens,) = context.saved_tensors
+    return pad(gradient, cu_seqlens, context.shape[1]), None, None
 
 
 def _lazy(module: str, name: str) -> Callable[..., Any]:
@@ -199,10 +201,11 @@ def _lazy(module: str, name: str) -> Callable[..., Any]:
 
 def _register() -> None:
     """Define the operators once in a process, however often this module is imported."""
-    namespace = torch.ops.omniload
+    namespace: Any = torch.ops.omniload
     if hasattr(namespace, "block_tensors"):
         return
-    library = torch.library.Library("omniload", "DEF")
+    # torch leaves these untyped
+    library: Any = torch.library.Library("omniload", "DEF")  # type: ignore[no-untyped-call]
     for schema in _SCHEMAS:
         library.define(schema)
         name = schema.partition("(")[0]
@@ -218,7 +221,7 @@ def _register() -> None:
     namespace._omniload_library = library
 
 
-_FAKES = {
+_FAKES: dict[str, Callable[..., Any]] = {
     "token_ids": _token_ids_fake,
     "intervals": _intervals_fake,
     "block_tensors": _block_tensors_fake,

@@ -125,13 +125,14 @@ def _bounds(
 
 
 def block_tensors(
-    lo: torch.Tensor, hi: torch.Tensor, q_block: int, kv_block: int, widths: list[int]
+    lo: torch.Tensor, hi: torch.Tensor, q_block: int, kv_block: int, widths: list[int] | None
 ) -> tuple[torch.Tensor, ...]:
-    """Do the work of `omniload.kernels.ops.block_tensors`."""
+    """Do the work of `omniload.kernels.ops.block_tensors`; widths None: as wide as needed."""
     bounds, need = _bounds(lo, hi, q_block, kv_block)
+    widths = need if widths is None else widths
     if any(room < width for room, width in zip(widths, need, strict=True)):
         raise ConfigError(f"widths must be at least {need}, got {list(widths)}.")
-    found = []
+    found: list[torch.Tensor] = []
     for bound, partial, full in zip(bounds, widths[::2], widths[1::2], strict=True):
         # zeros come from the system for wide lists: pages that no list reaches cost nothing
         shape = (1, 1, len(bound))

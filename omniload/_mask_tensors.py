@@ -43,24 +43,15 @@ def block_mask_of(
     num_tokens = lo.shape[0]
     q_block, kv_block = check_blocks(block_size, num_tokens)
     columns, rows = -(-num_tokens // kv_block), -(-num_tokens // q_block)
-    widths = [columns, columns, rows, rows]
-    if compact and reach is not None:
-        in_row, in_column = (
-            # keys from `reach` - 1 before the first query of a block to as many after the last
-            min((size + 2 * reach - 4) // other + 2, room)
-            for size, other, room in ((q_block, kv_block, columns), (kv_block, q_block, rows))
-        )
-        widths = [in_row, in_row, in_column, in_column]
-    elif compact:
-        if lo.device.type != "cpu":
-            raise ConfigError(
-                "compact on a device needs max_seqlen, the tokens of the longest document, so that "
-                "the device need not be waited for."
-            )
-        from omniload.kernels import twins
-
-        widths = twins.block_widths(lo, hi, q_block, kv_block)
-    tensors = ops.block_tensors(lo, hi, q_block, kv_block, widths)
+    if compact and reach is None:
+        tensors = _narrowest(lo, hi, q_block, kv_block)
+    else:
+        widths = [columns, columns, rows, rows]
+        if compact and reach is not None:
+            in_row = min(_blocks_in_reach(q_block, kv_block, reach), columns)
+            in_column = min(_blocks_in_reach(kv_block, q_block, reach), rows)
+            widths = [in_row, in_row, in_column, in_column]
+        tensors = ops.block_tensors(lo, hi, q_block, kv_block, widths)
     kv_num, kv, full_kv_num, full_kv, q_num, q, full_q_num, full_q = tensors
     return BlockMask(
         seq_lengths=(num_tokens, num_tokens),
@@ -75,6 +66,26 @@ def block_mask_of(
         BLOCK_SIZE=(q_block, kv_block),
         mask_mod=_mask_mod(lo, hi),
     )
+
+
+def _blocks_in_reach(size: int, other: int, reach: int) -> int:
+    """Bound how many blocks of `other` tokens a block of `size` tokens meets."""
+    tokens = size + 2 * (reach - 1)
+    return (tokens - 2) // other + 2 if tokens > 1 else 1
+
+
+def _narrowest(
+    lo: torch.Tensor, hi: torch.Tensor, q_block: int, kv_block: int
+) -> tuple[torch.Tensor, ...]:
+    if lo.device.type != "cpu":
+        raise ConfigError(
+            "compact on a device needs max_seqlen, the tokens of the longest document: without it "
+            "the device would have to be waited for."
+        )
+    # not the operator: under torch.compile the size of a result must follow from sizes
+    from omniload.kernels import twins
+
+    return twins.block_tensors(lo, hi, q_block, kv_block, None)
 
 
 def _mask_mod(lo: torch.Tensor, hi: torch.Tensor) -> MaskMod:
