@@ -16,6 +16,7 @@ from omniload._layout import BatchSizes
 from omniload._normalize import normalize_tiles
 from omniload._step import LOSSES, StepRow, check_option
 from omniload._unpack import pad_rows, to_samples
+from omniload.attention import AttentionOptions, AttentionRow, attention_arguments
 from omniload.errors import ConfigError
 from omniload.kernels.reference import (
     IMAGENET_MEAN,
@@ -138,6 +139,84 @@ class PackedBatch(StepRow):
         if loss != "mean":
             inputs["num_items_in_batch"] = max(self.num_loss_tokens_step, 1)
         return inputs
+
+    def attention(
+        self,
+        backend: str,
+        *,
+        kind: str = "causal",
+        window: int | None = None,
+        max_seqlen: int | None = None,
+        block_size: int | tuple[int, int] = 128,
+        compact: bool = False,
+        dtype: torch.dtype | None = None,
+        max_tokens: int = 8192,
+        mrope_position_ids: torch.Tensor | None = None,
+        seq_idx: bool = False,
+        context_parallel: int = 1,
+    ) -> dict[str, Any]:
+        """Return what an attention kernel wants of this row, as keyword arguments of its call.
+
+        ==============  ==========================================================================
+        backend         call it with `**batch.attention(backend)`
+        ==============  ==========================================================================
+        "flash"         `flash_attn_varlen_func(q, k, v, ...)` of flash-attn 2, 3 and 4
+        "torch_varlen"  `torch.nn.attention.varlen.varlen_attn(q, k, v, ...)`, as installed
+        "flex"          `flex_attention(q, k, v, ...)`: a BlockMask, all eight tensors
+        "sdpa"          `scaled_dot_product_attention(q, k, v, ...)`: a dense mask
+        "transformers"  the forward of a Hugging Face model, beside `input_ids` and `labels`
+        "megatron"      `PackedSeqParams(...)` of Megatron Core, format THD
+        "flashmask"     `flashmask_attention(q, k, v, ...)`
+        "xformers"      `BlockDiagonalCausalMask.from_seqlens(...)`, BlockDiagonalMask for "full"
+        ==============  ==========================================================================
+
+        A document sees itself alone. Offsets are int32 on the batch's device, lengths Python
+        integers. Nothing waits for the device. An option that the backend doesn't read is an error.
+
+        Args:
+            backend: one of the above.
+            kind: "causal", "full" or "prefix": causal, but each image sees itself whole; see
+                `omniload.masks.intervals`. Kernels without a mask can't do "prefix".
+            window: a sliding window of so many tokens, the token itself included.
+            max_seqlen: what to tell as the longest document, at least that; a constant spares
+                compiled kernels and captured graphs another variant.
+            block_size: "flex": tokens of a block.
+            compact: "flex": see `omniload.masks.block_mask`.
+            dtype: "sdpa": an additive mask of this type, 0 or -inf; None: bool, True where seen.
+            max_tokens: "sdpa": refuse rows that are longer, since the mask grows with the square.
+            mrope_position_ids: "transformers": int (3, num_tokens), rows t, h and w of M-RoPE.
+                They get the text positions as a row before them, int64 (4, 1, num_tokens): from
+                that row such models see where samples begin.
+            seq_idx: "transformers": also give int32 (1, num_tokens), the document of each token,
+                which models with convolutions or recurrent layers need.
+            context_parallel: "megatron": ranks among which each document is dealt.
+
+        Raises:
+            ConfigError: an unknown backend; an option or kind that it can't do; a row too long for
+                a dense mask; documents not padded for the context-parallel ranks.
+        """
+        row = AttentionRow(
+            cu_seqlens=self.cu_seqlens,
+            position_ids=self.position_ids,
+            image_spans=self.image_spans,
+            num_tokens=self.num_tokens,
+            max_seqlen=self.max_seqlen,
+            sample_lengths=self.sample_lengths,
+            document_multiple=self.document_multiple,
+        )
+        options = AttentionOptions(
+            kind=kind,
+            window=window,
+            max_seqlen=max_seqlen,
+            block_size=block_size,
+            compact=compact,
+            dtype=dtype,
+            max_tokens=max_tokens,
+            mrope_position_ids=mrope_position_ids,
+            seq_idx=seq_idx,
+            context_parallel=context_parallel,
+        )
+        return attention_arguments(row, backend, options)
 
     # -- taken apart ------------------------------------------------------------------------------
 
