@@ -143,7 +143,9 @@ def test_wrong_arguments_of_pack_list_are_refused(changes, message):
     assert not given[5].any()  # nothing was written
 
 
-@pytest.mark.parametrize("name", ["pack", "pack_list", "image_to_tiles"])
+@pytest.mark.parametrize(
+    "name", ["pack", "pack_list", "image_to_tiles", "turn_upright", "normalize"]
+)
 def test_the_number_of_arguments_is_checked(name):
     with pytest.raises(TypeError, match=rf"{name}\(\) takes \d arguments, got 1"):
         getattr(_native.require(), name)(1)
@@ -192,6 +194,81 @@ TILES = np.zeros((6, 3, 2, 2), np.uint8)
 def test_wrong_arguments_of_image_to_tiles_are_refused(given, error, message):
     with pytest.raises(error, match=message):
         _native.require().image_to_tiles(*given)
+
+
+@given(
+    height=st.integers(0, 5),
+    width=st.one_of(st.integers(0, 5), st.integers(30, 70)),
+    orientation=st.integers(1, 8),
+)
+def test_every_orientation_moves_each_pixel_once(height, width, orientation):
+    image = np.arange(3 * height * width).astype(np.uint8).reshape(height, width, 3)
+    out = np.full((height, width, 3) if orientation < 5 else (width, height, 3), 9, np.uint8)
+    _native.require().turn_upright(image, orientation, out)
+    expected = image.transpose(1, 0, 2) if orientation >= 5 else image
+    expected = expected[::-1] if orientation in (3, 4, 7, 8) else expected
+    expected = expected[:, ::-1] if orientation in (2, 3, 6, 7) else expected
+    assert (out == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ((IMAGE[..., :2].copy(), 2, IMAGE), ValueError, r"image must have the shape"),
+        ((IMAGE[0], 2, IMAGE), ValueError, r"image must have the shape"),
+        ((IMAGE, 0, IMAGE.copy()), ValueError, r"orientation must be at least 1, got 0"),
+        ((IMAGE, 9, IMAGE.copy()), ValueError, r"orientation must be 1 to 8, got 9"),
+        ((IMAGE, 5, IMAGE.copy()), ValueError, r"out must have the shape \(6, 4, 3\)"),
+        ((IMAGE, 4, np.zeros((6, 4, 3), np.uint8)), ValueError, r"shape \(4, 6, 3\)"),
+        ((IMAGE, 2, np.zeros((4, 6, 4), np.uint8)), ValueError, r"shape \(4, 6, 3\)"),
+        ((IMAGE, 2, np.zeros((4, 18), np.uint8)), ValueError, r"shape \(4, 6, 3\)"),
+        ((IMAGE, 2, np.zeros((4, 6, 3), np.int8)), ValueError, r"out must be uint8"),
+        ((IMAGE, 2, read_only(IMAGE.copy())), ValueError, r"read-only"),
+        ((IMAGE, "2", IMAGE), TypeError, r"str"),
+    ],
+)
+def test_wrong_arguments_of_turn_upright_are_refused(given, error, message):
+    with pytest.raises(error, match=message):
+        _native.require().turn_upright(*given)
+
+
+@given(num_tiles=st.integers(0, 3), plane=st.integers(0, 70), bits=st.sampled_from([16, 32, 64]))
+def test_values_are_looked_up_in_the_table_of_their_channel(num_tiles, plane, bits):
+    dtype = np.dtype(f"i{bits // 8}")
+    tiles = np.arange(num_tiles * 3 * plane).astype(np.uint8).reshape(num_tiles, 3, plane)
+    table = (np.arange(768) * 41 - 9000).astype(dtype).reshape(3, 256)
+    out = np.zeros_like(tiles, dtype)
+    _native.require().normalize(tiles, table, out)
+    assert (out == np.stack([table[c][tiles[:, c]] for c in range(3)], axis=1)).all()
+
+
+TABLE = np.zeros((3, 256), np.int32)
+FLOATS = np.zeros((6, 3, 2, 2), np.int32)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            (TILES[:, :2].copy(), TABLE, FLOATS),
+            r"the shape \(num_tiles, 3, \.\.\.\)",
+        ),
+        ((TILES.ravel(), TABLE, FLOATS), r"tiles must have the shape"),
+        ((TILES.astype(np.int32), TABLE, FLOATS), r"tiles must be uint8"),
+        ((TILES, TABLE[:, :255].copy(), FLOATS), r"as tiles, 72: got 765 and 72"),
+        ((TILES, TABLE, FLOATS[:5]), r"as tiles, 72: got 768 and 60"),
+        ((TILES, TABLE, FLOATS.astype(np.int16)), r"out must be int32, got format 'h' of 2"),
+        ((TILES, TABLE.astype(np.int16), FLOATS), r"out must be int16, got format 'i' of 4"),
+        ((TILES, TABLE.astype(np.float32), FLOATS), r"table must be int32, got format 'f'"),
+        ((TILES, TABLE.astype(np.int8), FLOATS), r"table must be int32, got format 'b'"),
+        ((TILES, odd_address(768, np.int32), FLOATS), r"table must be aligned to 4"),
+        ((TILES, TABLE, read_only(FLOATS.copy())), r"read-only"),
+        ((TILES, TABLE, np.zeros((6, 3, 2, 4), np.int32)[..., ::2]), r"not C-contiguous"),
+    ],
+)
+def test_wrong_arguments_of_normalize_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        _native.require().normalize(*given)
 
 
 def test_buffers_are_given_back():
