@@ -156,12 +156,13 @@ class TinyVLM(nn.Module):
         max_length_q: int | None = None,
         max_length_k: int | None = None,
         num_items_in_batch: int | None = None,
+        use_cache: bool = False,
     ) -> Output:
         """Run a packed row (with cu_seq_lens_q) or padded rows (without), ids (rows, tokens).
 
         Padding goes to the right, with labels of -100: attention is causal, so no real token sees
         it and no mask is needed. The loop over samples has no use for cu_seq_lens_k and the maximal
-        lengths; a varlen kernel has.
+        lengths; a varlen kernel has. There is no cache.
         """
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]

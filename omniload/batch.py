@@ -101,6 +101,8 @@ class PackedBatch(StepRow):
               once; None where the batch has no tile.
             - cu_seq_lens_q, cu_seq_lens_k: int32 (num_documents + 1,).
             - max_length_q, max_length_k: Python ints.
+            - use_cache: False. With a cache, their default, the models of Hugging Face stop reading
+              the samples from position_ids, and mix them silently.
             - num_items_in_batch: Python int, the loss tokens of the whole step over all ranks and
               micro-steps, at least 1. Hugging Face models divide the sum of their losses by it; it
               is left out for loss="mean", where they must not.
@@ -135,6 +137,7 @@ class PackedBatch(StepRow):
             "cu_seq_lens_k": self.cu_seqlens,
             "max_length_q": self.max_seqlen,
             "max_length_k": self.max_seqlen,
+            "use_cache": False,
         }
         if loss != "mean":
             inputs["num_items_in_batch"] = max(self.num_loss_tokens_step, 1)

@@ -214,6 +214,7 @@ def test_model_inputs_are_what_a_hugging_face_model_takes():
         "cu_seq_lens_k",
         "max_length_q",
         "max_length_k",
+        "use_cache",
         "num_items_in_batch",
     }
     for name in ("input_ids", "labels", "position_ids"):
