@@ -300,7 +300,7 @@ def test_damaged_template_files_are_refused(tmp_path, content, message):
 
 
 def test_unknown_names_list_the_known_ones():
-    with pytest.raises(ConfigError, match=r"unknown template 'alpaca': known are chatml, vicuna"):
+    with pytest.raises(ConfigError, match=r"unknown template 'alpaca': known are chatml, qwen"):
         load_template("alpaca")
 
 

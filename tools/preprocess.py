@@ -31,6 +31,16 @@ class Format(StrEnum):
     SHARDS = "shards"
 
 
+class Tiling(StrEnum):
+    """How images become tiles or patches."""
+
+    INTERNVL = "internvl"
+    ANYRES = "anyres"
+    SQUARE = "square"
+    QWEN = "qwen"
+    NAVIT = "navit"
+
+
 class LossOn(StrEnum):
     """Which tokens give loss."""
 
@@ -62,18 +72,64 @@ def preprocess(
         typer.Option(help="A tokenizer.json or a folder with one. [default: byte-level, built in]"),
     ] = None,
     template: Annotated[
-        str, typer.Option(help="Chat template: chatml, vicuna, llama3, tokenizer, or a file.")
+        str, typer.Option(help="Chat template: chatml, qwen-vl, vicuna, llama3, tokenizer, file.")
     ] = "chatml",
     loss: Annotated[LossOn, typer.Option(help="Turns that give loss.")] = LossOn.ASSISTANT,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of a sample.")] = None,
     oversize: Annotated[
         Oversize, typer.Option(help="For samples over --max-tokens; an image is never cut.")
     ] = Oversize.TRUNCATE,
-    tile_size: Annotated[int, typer.Option(help="Side of a tile, pixels.")] = 448,
-    min_tiles: Annotated[int, typer.Option(help="Least tiles of an image.")] = 1,
-    max_tiles: Annotated[int, typer.Option(help="Most tiles of an image.")] = 12,
-    thumbnail: Annotated[bool, typer.Option(help="Add a thumbnail to several tiles.")] = True,
-    tokens_per_tile: Annotated[int, typer.Option(help="Tokens the model sees for a tile.")] = 256,
+    tiling: Annotated[
+        Tiling,
+        typer.Option(
+            help="Images as InternVL, LLaVA-NeXT (anyres), LLaVA-1.5 (square), Qwen2-VL and later, "
+            "or Pixtral (navit) take them."
+        ),
+    ] = Tiling.INTERNVL,
+    tile_size: Annotated[
+        int | None,
+        typer.Option(help="Side of a tile, pixels. [default: internvl 448, anyres, square 336]"),
+    ] = None,
+    min_tiles: Annotated[
+        int | None, typer.Option(help="internvl: least tiles of an image. [default: 1]")
+    ] = None,
+    max_tiles: Annotated[
+        int | None, typer.Option(help="internvl: most tiles of an image. [default: 12]")
+    ] = None,
+    thumbnail: Annotated[
+        bool | None,
+        typer.Option(
+            "--thumbnail/--no-thumbnail",
+            help="internvl: add a thumbnail to several tiles. [default: thumbnail]",
+        ),
+    ] = None,
+    patch_size: Annotated[
+        int | None,
+        typer.Option(help="Side of a patch, pixels. [default: anyres, qwen 14, navit 16]"),
+    ] = None,
+    merge: Annotated[
+        int | None, typer.Option(help="qwen: side of the patches of a token. [default: 2]")
+    ] = None,
+    min_pixels: Annotated[
+        int | None, typer.Option(help="qwen: least pixels of an image. [default: 3136]")
+    ] = None,
+    max_pixels: Annotated[
+        int | None, typer.Option(help="qwen: most pixels of an image. [default: 1003520]")
+    ] = None,
+    max_side: Annotated[
+        int | None, typer.Option(help="navit: longest side, pixels. [default: 1024]")
+    ] = None,
+    max_patches: Annotated[
+        int | None, typer.Option(help="navit: most patches of an image. [default: no limit]")
+    ] = None,
+    pinpoints: Annotated[
+        str | None,
+        typer.Option(metavar="HxW,...", help="anyres: resolutions. [default: those of LLaVA-NeXT]"),
+    ] = None,
+    tokens_per_tile: Annotated[
+        int | None,
+        typer.Option(help="Tokens the model sees for a tile. [default: internvl 256, square 576]"),
+    ] = None,
     shard_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Size at which a shard is closed.")
     ] = "256MiB",
@@ -114,11 +170,19 @@ def preprocess(
         tokenizer=None if tokenizer is None else os.fspath(tokenizer.absolute()),
         template=template,
         loss=loss.value,
+        tiling=tiling.value,
         tokens_per_tile=tokens_per_tile,
         tile_size=tile_size,
         min_tiles=min_tiles,
         max_tiles=max_tiles,
         thumbnail=thumbnail,
+        patch_size=patch_size,
+        merge=merge,
+        min_pixels=min_pixels,
+        max_pixels=max_pixels,
+        max_side=max_side,
+        max_patches=max_patches,
+        pinpoints=pinpoints,
         max_tokens=max_tokens,
         oversize=oversize.value,
     )

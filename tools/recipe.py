@@ -7,9 +7,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from omniload.errors import ConfigError
+from omniload.tools.tilings import TILINGS, default_tokens_per_tile, make_policy
 
 if TYPE_CHECKING:
-    from omniload.images import InternVLTiles
+    from omniload.images import Policy
     from omniload.transforms.text import ConversationEncoder
 
 __all__ = ["Recipe", "RunOptions", "make_encoder"]
@@ -25,11 +26,20 @@ class Recipe:
         tokenizer: a `tokenizer.json` or a folder with one; None: the embedded byte-level one.
         template: name of a built-in chat template, or a file.
         loss: "assistant", "last" or "all".
+        tiling: name of the tiling policy; each has some of the options from tile_size to pinpoints,
+            and its own defaults (None); see `omniload.images`.
         tokens_per_tile: tokens the language model sees for one tile.
         tile_size: side of a tile, pixels.
         min_tiles: least tiles of an image.
         max_tiles: most tiles of an image, thumbnail not counted.
         thumbnail: whether an image of several tiles gets a thumbnail.
+        patch_size: side of a patch, pixels.
+        merge: side of the square of patches that is one token.
+        min_pixels: least pixels of an image after the resize.
+        max_pixels: most pixels of an image after the resize.
+        max_side: longest side after the resize, pixels.
+        max_patches: most patches of an image.
+        pinpoints: "HEIGHTxWIDTH,..." of the resolutions to choose from.
         max_tokens: most tokens of a sample; None: no limit.
         oversize: "truncate", "fewer-tiles" or "reject", for samples over `max_tokens`.
     """
@@ -37,11 +47,19 @@ class Recipe:
     tokenizer: str | None = None
     template: str = "chatml"
     loss: str = "assistant"
-    tokens_per_tile: int = 256
-    tile_size: int = 448
-    min_tiles: int = 1
-    max_tiles: int = 12
-    thumbnail: bool = True
+    tiling: str = "internvl"
+    tokens_per_tile: int | None = None
+    tile_size: int | None = None
+    min_tiles: int | None = None
+    max_tiles: int | None = None
+    thumbnail: bool | None = None
+    patch_size: int | None = None
+    merge: int | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    max_side: int | None = None
+    max_patches: int | None = None
+    pinpoints: str | None = None
     max_tokens: int | None = None
     oversize: str = "truncate"
 
@@ -53,16 +71,16 @@ class Recipe:
         if self.max_tokens is not None and self.max_tokens < 2:
             raise ConfigError(f"--max-tokens must be at least 2, got {self.max_tokens}.")
 
-    def policy(self) -> InternVLTiles:
-        """Make the tiling policy."""
-        from omniload.images import InternVLTiles
+    def policy(self) -> Policy:
+        """Make the tiling policy.
 
-        return InternVLTiles(
-            size=self.tile_size,
-            min_tiles=self.min_tiles,
-            max_tiles=self.max_tiles,
-            thumbnail=self.thumbnail,
-        )
+        Raises:
+            ConfigError: an unknown name, an option that this policy doesn't have, or a value out of
+                range.
+        """
+        names = {name for fields in TILINGS.values() for name in fields}
+        options = {name: getattr(self, name) for name in sorted(names)}
+        return make_policy(self.tiling, options, oversize=self.oversize)
 
     def settings(self) -> dict[str, Any]:
         """Give the settings of the manifest: the loader makes its transform from them."""
@@ -117,5 +135,7 @@ def make_encoder(recipe: Recipe) -> ConversationEncoder:
         tokenizer=tokenizer,
         template=load_template(recipe.template, tokenizer=tokenizer),
         loss=recipe.loss,  # type: ignore[arg-type]
-        tokens_per_tile=recipe.tokens_per_tile,
+        tokens_per_tile=default_tokens_per_tile(
+            recipe.tiling, recipe.tokens_per_tile, recipe.tile_size
+        ),
     )

@@ -45,7 +45,7 @@ from omniload.types import Message
 
 __all__ = ["BUILT_IN", "DataTemplate", "RoleFormat", "load_template"]
 
-BUILT_IN = ("chatml", "vicuna", "llama3")
+BUILT_IN = ("chatml", "qwen-vl", "vicuna", "llama3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +177,9 @@ def load_template(
     """Load a chat template; no code but jinja in its sandbox is ever run.
 
     Args:
-        name_or_path: "chatml" (Qwen, InternVL 2.5), "vicuna" (LLaVA-1.5) or "llama3"; a JSON file
-            as the module describes; a `.jinja` file; or "tokenizer": the chat template of the
-            tokenizer's folder.
+        name_or_path: "chatml" (InternVL 2.5), "qwen-vl" (the same with the image tokens of
+            Qwen2-VL and later), "vicuna" (LLaVA-1.5) or "llama3"; a JSON file as the module
+            describes; a `.jinja` file; or "tokenizer": the chat template of the tokenizer's folder.
         tokenizer: the tokenizer, for "tokenizer"; also gives a jinja template its begin and end
             tokens.
         image: how an image stands in the token sequence; None: as the template says, or as in
