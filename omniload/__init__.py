@@ -31,6 +31,7 @@ _HOME = {
     "OmniloadError": "omniload.errors",
     "PackedBatch": "omniload.batch",
     "Padding": "omniload.padding",
+    "PlanBatchSampler": "omniload.sampler",
     "Record": "omniload.types",
     "Sample": "omniload.types",
     "SampleError": "omniload.errors",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from omniload.loader import DataLoader
     from omniload.padding import Padding
     from omniload.plan import StepPlan, make_plan
+    from omniload.sampler import PlanBatchSampler
     from omniload.types import Budget, Groups, Message, Record, Sample
     from omniload.world import World
 
