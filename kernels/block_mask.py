@@ -111,14 +111,15 @@ def columns_kernel(  # type: ignore[no-untyped-def]
     column = tl.program_id(0).to(tl.int64)
     key = column * kv_block
     next_key = key + kv_block
-    num_rows = (num_tokens + q_block - 1) // q_block
-    num_whole = num_tokens // q_block
     zero = column * 0
+    # in 64 bits: rounding up must not pass 2^31
+    num_rows = (zero + num_tokens + q_block - 1) // q_block
+    num_whole = (zero + num_tokens) // q_block
     # [low, high) is where each of the four answers lies
-    first, first_high = zero, zero + num_rows
-    end, end_high = zero, zero + num_rows
-    full_first, full_first_high = zero, zero + num_whole
-    full_end, full_end_high = zero, zero + num_whole
+    first, first_high = zero, num_rows
+    end, end_high = zero, num_rows
+    full_first, full_first_high = zero, num_whole
+    full_end, full_end_high = zero, num_whole
     for _ in range(num_steps):
         middle = (first + first_high) // 2
         is_open = first < first_high
@@ -161,8 +162,8 @@ def block_tensors(
     found = []
     for lines, partial, full in ((num_rows, *widths[:2]), (num_columns, *widths[2:])):
         for width in (partial, full):
-            found.append(lo.new_empty(1, 1, lines))
-            found.append(lo.new_empty(1, 1, lines, width))
+            for shape in ((1, 1, lines), (1, 1, lines, width)):
+                found.append(torch.empty(shape, dtype=torch.int32, device=lo.device))
     block = min(max(triton.next_power_of_2(max(widths)), 16), _MAX_ENTRIES)
     sizes = {"q_block": q_block, "kv_block": kv_block, "block": block}
     rows_kernel[(num_rows,)](lo, hi, *found[:4], num_tokens, *widths[:2], **sizes)

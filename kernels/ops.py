@@ -105,6 +105,7 @@ def pad(packed: torch.Tensor, cu_seqlens: torch.Tensor, length: int) -> torch.Te
     Raises:
         ConfigError: offsets that don't fit.
     """
+    _check_padding("packed", packed, 1, cu_seqlens)
     padded: torch.Tensor = torch.ops.omniload.pad(packed, cu_seqlens, length)
     return padded
 
@@ -123,8 +124,28 @@ def unpad(padded: torch.Tensor, cu_seqlens: torch.Tensor, num_tokens: int) -> to
     Raises:
         ConfigError: offsets that don't fit.
     """
+    _check_padding("padded", padded, 2, cu_seqlens)
+    lines = cu_seqlens.shape[0] - 1
+    if padded.shape[0] != lines:
+        raise ConfigError(
+            f"padded must have a line for each document: expected {lines}, got {padded.shape[0]}."
+        )
     packed: torch.Tensor = torch.ops.omniload.unpad(padded, cu_seqlens, num_tokens)
     return packed
+
+
+def _check_padding(
+    name: str, tensor: torch.Tensor, num_axes: int, cu_seqlens: torch.Tensor
+) -> None:
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
+        raise ConfigError(
+            f"cu_seqlens must be int32 (n + 1,), got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
+        )
+    if tensor.ndim < num_axes or tensor.device != cu_seqlens.device:
+        raise ConfigError(
+            f"{name} must have at least {num_axes} axes and lie where cu_seqlens lie "
+            f"({cu_seqlens.device}), got {tuple(tensor.shape)} on {tensor.device}."
+        )
 
 
 # -- what torch.compile knows of them -------------------------------------------------------------

@@ -5,6 +5,8 @@ Values are checked by the operators, on a CPU only: on a device a check would wa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from omniload.errors import ConfigError
@@ -110,7 +112,7 @@ def check_blocks(block_size: int | tuple[int, int], num_tokens: int) -> tuple[in
     Raises:
         ConfigError: a size below 1, or a row without tokens, of which there is no mask.
     """
-    sizes = (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
+    sizes = tuple(block_size) if isinstance(block_size, Sequence) else (block_size, block_size)
     if len(sizes) != 2 or not all(isinstance(size, int) and size >= 1 for size in sizes):
         raise ConfigError(
             "block_size must be a number of tokens, or two, of queries and keys, at least 1: got "
