@@ -26,18 +26,18 @@ def run(*words, cwd):
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documents")
-    run(EXAMPLES / "render_documents.py", "raw", "--samples", "40", cwd=folder)
+    run(EXAMPLES / "render_documents.py", "raw", "--samples", "24", cwd=folder)
     settings = ["--tile-size", "56", "--tokens-per-tile", "4", "--max-tokens", "768", "--json"]
     command = ["-m", "omniload", "preprocess", "raw/annotations.json", "shards"]
     summary = json.loads(run(*command, *settings, "--workers", "1", cwd=folder))
-    assert summary["written"] >= 38
+    assert summary["written"] >= 22
     return folder / "shards"
 
 
 def test_training_stops_and_goes_on_with_the_next_batch(shards, tmp_path):
     common = [EXAMPLES / "train.py", shards, "--tokens", "1024", "--save-every", "1"]
     first = run(*common, "--epochs", "1", "--workers", "0", cwd=tmp_path).splitlines()
-    assert len(first) > 3
+    assert len(first) >= 3
     more = run(*common, "--epochs", "2", "--workers", "1", "--resume", cwd=tmp_path).splitlines()
     # the state was saved after the last step of the first epoch
     assert more[0].startswith("epoch 1 step 0 ")

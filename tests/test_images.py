@@ -244,7 +244,7 @@ def test_cmyk_jpeg_is_not_inverted():
 
 @pytest.mark.parametrize("mode", ["F", "LAB"])
 def test_modes_without_a_defined_range_are_refused(mode):
-    image = Image.fromarray(photo(WIDTH, HEIGHT)).convert(mode)
+    image = Image.new(mode, (WIDTH, HEIGHT))  # converting to LAB would need littlecms
     with pytest.raises(SampleError, match=rf"TIFF images of mode {mode} have no defined RGB"):
         decode(encode(image, "TIFF"))
 
@@ -396,10 +396,11 @@ def test_a_missing_codec_is_an_error_with_the_remedy(monkeypatch):
     from omniload.images import kinds
 
     data = encode(photo(8, 8), "WEBP")
+    lacking = set(missing_codecs())
     monkeypatch.setattr(kinds.features, "get_supported_modules", list)
     kinds._missing_codecs.cache_clear()
     try:
-        assert set(missing_codecs()) == {"webp", "avif"}
+        assert set(missing_codecs()) == lacking | {"webp", "avif"}
         assert "libwebp" in missing_codecs()["webp"]
         with pytest.raises(SampleError, match=r"webp images can't be read here: PIL .* libwebp"):
             decode(data)
