@@ -23,7 +23,7 @@ __all__ = ["images_to_tiles", "normalize_tiles", "patchify"]
 _MAX_BLOCK = 4096
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def normalize_kernel(tiles, table, out, plane, block: tl.constexpr):  # type: ignore[no-untyped-def]
     """Look one block of one plane up: axis 0 counts planes, which may be many, axis 1 blocks."""
     index = tl.program_id(0).to(tl.int64)
@@ -35,7 +35,7 @@ def normalize_kernel(tiles, table, out, plane, block: tl.constexpr):  # type: ig
     tl.store(out + index * plane + x, values, mask=inside)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def cells_kernel(  # type: ignore[no-untyped-def]
     pixels,
     grids,
@@ -167,4 +167,4 @@ def _cells(
 
 
 def _block(plane: int) -> int:
-    return min(triton.next_power_of_2(plane), _MAX_BLOCK)
+    return min(int(triton.next_power_of_2(plane)), _MAX_BLOCK)

@@ -12,12 +12,13 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Timing", "emit", "environment", "measure"]
+__all__ = ["Timing", "emit", "environment", "measure", "one_thread"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,19 @@ def _timing(seconds: Sequence[float]) -> Timing:
     )
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread, as it is in a worker process."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def environment() -> dict[str, str]:
     """Say on what the figures were taken: machine, versions, commit."""
     facts = {
@@ -75,7 +89,7 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "commit": _commit(),
     }
-    for name in ("omniload-vlm", "numpy", "numba", "pyarrow", "torch"):
+    for name in ("omniload-vlm", "numpy", "numba", "pyarrow", "torch", "pillow", "pillow-simd"):
         try:
             facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

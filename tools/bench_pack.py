@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,13 +43,13 @@ def pack(
     """
     from omniload import _native
     from omniload.errors import ConfigError
-    from omniload.tools.bench_common import emit
+    from omniload.tools.bench_common import emit, one_thread
 
     if max_tokens < min_tokens:
         raise ConfigError(
             f"--max-tokens must be at least --min-tokens={min_tokens}, got {max_tokens}."
         )
-    with _one_thread():
+    with one_thread():
         rows = [
             row
             for count in documents or [4, 16, 64]
@@ -93,19 +92,6 @@ def _figures(
         }
         for name, seconds in medians.items()
     ]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread, as it is in a worker process."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _turn(call: Callable[[], object]) -> tuple[Callable[[], None], int]:

@@ -10,7 +10,15 @@ import typer
 
 import omniload
 from omniload.errors import OmniloadError
-from omniload.tools import bench_grouping, bench_pack, doctor, inspect_cmd, plan_cmd, preprocess
+from omniload.tools import (
+    bench_grouping,
+    bench_images,
+    bench_pack,
+    doctor,
+    inspect_cmd,
+    plan_cmd,
+    preprocess,
+)
 
 __all__ = ["app", "main"]
 
@@ -32,6 +40,7 @@ app.command("inspect")(inspect_cmd.inspect_shards)
 app.command("plan")(plan_cmd.plan_data)
 app.command()(doctor.doctor)
 bench.command("grouping")(bench_grouping.grouping)
+bench.command("images")(bench_images.images)
 bench.command("pack")(bench_pack.pack)
 app.add_typer(bench, name="bench")
 

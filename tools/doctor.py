@@ -40,6 +40,7 @@ def doctor(
         _native(),
         _numba_cache(),
         *_pillow(),
+        _resize(),
         *_optional(),
     ]
     if as_json:
@@ -150,6 +151,41 @@ def _pillow() -> list[Finding]:
         for kind, remedy in images.missing_codecs().items()
     ]
     return findings
+
+
+def _resize() -> Finding:
+    import torch
+
+    from omniload import images
+    from omniload.errors import ConfigError
+
+    try:
+        backend = images.resize_backend()
+    except ConfigError as error:
+        return Finding(
+            part="resize",
+            state="problem",
+            found=str(error),
+            remedy="unset OMNILOAD_RESIZE, or set it to what is installed",
+        )
+    capability = torch.backends.cpu.get_cpu_capability()
+    found = f"{backend}; vector code of this processor: {capability}"
+    if backend == "pillow" and not images.pil_info().simd:
+        return Finding(
+            part="resize",
+            state="note",
+            found=f"{found}; pixels differ slightly from those of torch and Pillow-SIMD",
+            remedy="unset OMNILOAD_RESIZE",
+        )
+    is_slow = backend == "torch" and not images.torch_is_quick()
+    return Finding(
+        part="resize",
+        state="note" if is_slow else "ok",
+        found=found,
+        remedy="torch is slow at this without AVX2: install Pillow-SIMD, the pixels are the same"
+        if is_slow
+        else "",
+    )
 
 
 def _optional() -> list[Finding]:

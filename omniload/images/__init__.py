@@ -17,7 +17,7 @@ from omniload.images.header import MAX_PIXELS, image_size
 from omniload.images.kinds import PilInfo, image_kind, missing_codecs, pil_info
 from omniload.images.patches import NaViTPatches, QwenPatches
 from omniload.images.policies import POLICIES, Policy, policy_from_settings
-from omniload.images.resize import resize, resize_backend
+from omniload.images.resize import resize, resize_backend, torch_is_quick
 from omniload.images.tiling import (
     InternVLTiles,
     TilePolicy,
@@ -50,4 +50,5 @@ __all__ = [
     "resize",
     "resize_backend",
     "tiles",
+    "torch_is_quick",
 ]

@@ -23,7 +23,7 @@ from omniload.images.kinds import pil_info
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["RESIZE_BACKENDS", "as_batch", "resize", "resize_backend"]
+__all__ = ["RESIZE_BACKENDS", "as_batch", "resize", "resize_backend", "torch_is_quick"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -50,7 +50,7 @@ def resize_backend() -> str:
     wanted = os.environ.get(_VARIABLE) or "auto"
     if wanted != "auto":
         return _checked(wanted)
-    if pil_info().simd and not _torch_is_quick():
+    if pil_info().simd and not torch_is_quick():
         return "pillow-simd"
     return "torch"
 
@@ -131,7 +131,7 @@ def _checked(backend: str) -> str:
     return backend
 
 
-def _torch_is_quick() -> bool:
+def torch_is_quick() -> bool:
     """Whether torch has vector code for 8-bit pixels here."""
     import torch
 
