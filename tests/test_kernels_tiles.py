@@ -1,5 +1,6 @@
 """Tiles on the device: the interpreter, builds for three GPUs, guard pages, and a GPU if there."""
 
+import json
 import os
 import subprocess
 import sys
@@ -259,3 +260,62 @@ def test_more_values_than_an_int32_counts(device):
     assert result.numel() > 2**31
     assert torch.equal(result[-1, :, 0, 0], table[:, 7])
     assert torch.equal(result[-2, :, -1, -1], table[:, 0])
+
+
+def bench_tiles(*arguments):
+    import typer
+    from typer.testing import CliRunner
+
+    from omniload.tools.bench_tiles import tiles
+
+    app = typer.Typer()
+    app.command()(tiles)
+    return CliRunner().invoke(app, arguments)
+
+
+def test_the_benchmark_says_that_it_needs_a_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ConfigError, match=r"needs a GPU .* `omniload bench images`"):
+        raise bench_tiles().exception
+
+
+def test_the_benchmark_times_nothing_that_differs_from_the_reference():
+    done = interpreted("-c", BENCH)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "images to tiles, bfloat16 does not give what the reference gives" in done.stdout
+
+
+BENCH = """
+import torch
+from omniload.tools import bench_tiles
+cases = bench_tiles._cases(1, torch.device("cpu"))
+by_name = {case.name: case for case in cases}
+sizes = {name: case.num_bytes // (3 * 448 * 448) for name, case in by_name.items()}
+assert sizes == {
+    "normalize, bfloat16": 3, "normalize, torch, bfloat16": 3, "images to tiles, bfloat16": 3,
+    "qwen patches, bfloat16": 5, "normalize, float32": 5, "normalize, torch, float32": 5,
+    "images to tiles, float32": 5, "qwen patches, float32": 9, "copy": 8,
+}, sizes
+for name in ("normalize, bfloat16", "normalize, torch, bfloat16", "normalize, float32",
+             "images to tiles, float32", "copy"):
+    bench_tiles._check(by_name[name])
+case = by_name["images to tiles, bfloat16"]
+call = case.call
+wrong = bench_tiles._Case(
+    name=case.name, call=lambda: call() + 1, expected=case.expected, num_bytes=1
+)
+try:
+    bench_tiles._check(wrong)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.gpu
+def test_the_benchmark_reports_shares_of_the_peak(device):
+    done = bench_tiles("--num-tiles", "16", "--repeats", "3", "--json")
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.output)["rows"]
+    assert len(rows) == 9
+    assert all(row["us"] > 0 for row in rows)

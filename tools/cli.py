@@ -13,7 +13,9 @@ from omniload.errors import OmniloadError
 from omniload.tools import (
     bench_grouping,
     bench_images,
+    bench_masks,
     bench_pack,
+    bench_tiles,
     doctor,
     inspect_cmd,
     plan_cmd,
@@ -41,7 +43,9 @@ app.command("plan")(plan_cmd.plan_data)
 app.command()(doctor.doctor)
 bench.command("grouping")(bench_grouping.grouping)
 bench.command("images")(bench_images.images)
+bench.command("masks")(bench_masks.masks)
 bench.command("pack")(bench_pack.pack)
+bench.command("tiles")(bench_tiles.tiles)
 app.add_typer(bench, name="bench")
 
 
