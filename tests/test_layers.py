@@ -62,6 +62,7 @@ ONE_IMPORTER = {
     "deepspeed": {"omniload/adapters/deepspeed.py"},
     "triton": "kernels/",
     "omniload._C": {"omniload/_native.py"},
+    "transformers": {"omniload/transforms/processor.py"},
 }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from omniload.errors import ConfigError, SampleError
 from omniload.images import (
@@ -16,6 +18,8 @@ from omniload.images import (
     count_tokens,
     cut_tiles,
     decode,
+    image_size,
+    is_stored,
     policy_from_settings,
 )
 from omniload.types import IGNORE_INDEX, Record, Sample
@@ -26,6 +30,15 @@ __all__ = ["CLIP_MEAN", "CLIP_STD", "TileTransform", "require_policy"]
 #: (https://github.com/openai/CLIP).
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class CutTiles(Protocol):
+    """What `omniload.images.cut_tiles` is."""
+
+    def __call__(
+        self, image: npt.NDArray[np.uint8], policy: TilePolicy, *, out: npt.NDArray[np.uint8]
+    ) -> None:
+        """Write the tiles of an image."""
 
 
 class TileTransform:
@@ -82,6 +95,8 @@ class TileTransform:
         self.fewer_tiles = fewer_tiles
         self.mean = _channels("mean", mean)
         self.std = _channels("std", std)
+        self._cut: CutTiles = cut_tiles
+        self._pixels = ""
         self._check_policy()
 
     def _check_policy(self) -> None:
@@ -130,8 +145,32 @@ class TileTransform:
             "filler_ids": self.filler_ids,
             "fewer_tiles": self.fewer_tiles,
         }
+        if self._pixels:
+            settings["pixels"] = self._pixels
         text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def with_pixels(
+        self,
+        cut: CutTiles,
+        *,
+        fingerprint: str,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> Self:
+        """Make the same transform with another way from pixels to tiles.
+
+        Args:
+            cut: (image, policy, out=) writes the tiles, as `omniload.images.cut_tiles` does.
+            fingerprint: a text that changes whenever what `cut` does changes.
+            mean: as in the constructor; None: as here.
+            std: as in the constructor.
+        """
+        other = copy.copy(self)
+        other._cut, other._pixels = cut, fingerprint
+        other.mean = self.mean if mean is None else _channels("mean", mean)
+        other.std = self.std if std is None else _channels("std", std)
+        return other
 
     def __call__(self, record: Record, rng: np.random.Generator) -> Sample:
         """Decode the images of a record and cut them into tiles.
@@ -178,8 +217,9 @@ class TileTransform:
     def _image(
         self, record: Record, index: int, data: bytes, out: np.ndarray[Any, np.dtype[np.uint8]]
     ) -> tuple[int, int]:
-        image = decode(data)
-        height, width = image.shape[:2]
+        # an image stored resized is cut as it lies
+        image = None if is_stored(data) else decode(data)
+        width, height = image_size(data) if image is None else image.shape[1::-1]
         stored = tuple(record.image_sizes[index].tolist())
         if stored != (width, height):
             raise SampleError(
@@ -188,7 +228,7 @@ class TileTransform:
             )
         start, end = record.image_spans[index].tolist()
         policy = self._planned(width, height, len(out), num_tokens=end - start)
-        cut_tiles(image, policy, out=out)
+        self._cut(image, policy, out=out)
         return policy.grid(width, height)
 
     def _planned(self, width: int, height: int, num_tiles: int, *, num_tokens: int) -> TilePolicy:
