@@ -18,6 +18,7 @@ from omniload.images.kinds import PilInfo, image_kind, missing_codecs, pil_info
 from omniload.images.patches import NaViTPatches, QwenPatches
 from omniload.images.policies import POLICIES, Policy, policy_from_settings
 from omniload.images.resize import resize, resize_backend, torch_is_quick
+from omniload.images.stored import check_stored, cut_stored, is_stored, store_tiles
 from omniload.images.tiling import (
     InternVLTiles,
     TilePolicy,
@@ -39,16 +40,20 @@ __all__ = [
     "SquarePad",
     "TilePolicy",
     "TokenPolicy",
+    "check_stored",
     "count_tokens",
+    "cut_stored",
     "cut_tiles",
     "decode",
     "image_kind",
     "image_size",
+    "is_stored",
     "missing_codecs",
     "pil_info",
     "policy_from_settings",
     "resize",
     "resize_backend",
+    "store_tiles",
     "tiles",
     "torch_is_quick",
 ]

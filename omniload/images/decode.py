@@ -57,6 +57,11 @@ def decode(data: bytes) -> UInt8Array:
             defined result; says why.
     """
     header = read_header(data)
+    if header.kind == "tiles":
+        raise SampleError(
+            "the image was stored as tiles of their final size (preprocess --store resized): the "
+            "original is not there. A transform cuts it with omniload.images.cut_stored."
+        )
     if header.kind == "jpeg" and header.components in (1, 3):
         pixels = _decode_jpeg(data)
     else:

@@ -284,6 +284,12 @@ def _tiff_tags(data: bytes) -> dict[int, int]:
     return tags
 
 
+def _tiles(data: bytes, kind: str) -> Header:
+    """The original image's; see `omniload.images.stored`."""
+    width, height = struct.unpack_from("<II", data, 8)
+    return Header(kind=kind, width=width, height=height)
+
+
 _PARSERS = {
     "jpeg": _jpeg,
     "png": _png,
@@ -291,4 +297,5 @@ _PARSERS = {
     "bmp": _bmp,
     "webp": _webp,
     "tiff": _tiff,
+    "tiles": _tiles,
 }

@@ -10,7 +10,15 @@ from PIL import features
 
 from omniload.errors import SampleError
 
-__all__ = ["PIL_READERS", "PilInfo", "check_readable", "image_kind", "missing_codecs", "pil_info"]
+__all__ = [
+    "PIL_READERS",
+    "STORED_MAGIC",
+    "PilInfo",
+    "check_readable",
+    "image_kind",
+    "missing_codecs",
+    "pil_info",
+]
 
 #: kind -> module and class of PIL that read it; PIL is never left to guess the kind.
 PIL_READERS = {
@@ -24,6 +32,9 @@ PIL_READERS = {
     "jpeg2000": ("PIL.Jpeg2KImagePlugin", "Jpeg2KImageFile"),
     "ppm": ("PIL.PpmImagePlugin", "PpmImageFile"),
 }
+
+#: First bytes of an image that is stored at its final size; see `omniload.images.stored`.
+STORED_MAGIC = b"\x89OLTILE1"
 
 _AVIF_BRANDS = (b"avif", b"avis")
 _HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis")
@@ -61,13 +72,16 @@ def image_kind(data: bytes) -> str:
         data: an encoded image; 32 bytes are enough.
 
     Returns:
-        "jpeg", "png", "gif", "webp", "bmp", "tiff", "avif", "heic", "jpeg2000", "ppm" or "unknown".
+        "jpeg", "png", "gif", "webp", "bmp", "tiff", "avif", "heic", "jpeg2000", "ppm", "tiles"
+        (stored at its final size by preprocessing) or "unknown".
     """
     head = bytes(data[:32])
     if head.startswith(b"\xff\xd8\xff"):
         return "jpeg"
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         return "png"
+    if head.startswith(STORED_MAGIC):
+        return "tiles"
     if head.startswith((b"GIF87a", b"GIF89a")):
         return "gif"
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
