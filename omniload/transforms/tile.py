@@ -16,6 +16,7 @@ from omniload.images import (
     TilePolicy,
     TokenPolicy,
     count_tokens,
+    cut_stored,
     cut_tiles,
     decode,
     image_size,
@@ -228,7 +229,15 @@ class TileTransform:
             )
         start, end = record.image_spans[index].tolist()
         policy = self._planned(width, height, len(out), num_tokens=end - start)
-        self._cut(image, policy, out=out)
+        if image is not None:
+            self._cut(image, policy, out=out)
+        elif self._pixels:
+            raise SampleError(
+                "it was stored resized, so that only the tiling's own rule can cut it. Preprocess "
+                "with --store original to use another way to make pixels."
+            )
+        else:
+            cut_stored(data, policy, out=out)
         return policy.grid(width, height)
 
     def _planned(self, width: int, height: int, num_tiles: int, *, num_tokens: int) -> TilePolicy:
