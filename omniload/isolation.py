@@ -1,0 +1,137 @@
+"""A trial: change one sample of a packed row, and see that no other sample's output moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from omniload.batch import PackedBatch
+from omniload.errors import ConfigError
+from omniload.model_check import decoder_of, has_mrope
+
+__all__ = ["IsolationReport", "check_isolation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IsolationReport:
+    """What `check_isolation` saw.
+
+    Args:
+        isolated: no sample moved when another was changed.
+        leaks: (changed, moved, largest difference of an output), samples counted in the row.
+        noise: largest difference between two runs on the same batch; up to it, none is a leak.
+    """
+
+    isolated: bool
+    leaks: tuple[tuple[int, int, float], ...]
+    noise: float
+
+
+@torch.no_grad()
+def check_isolation(
+    model: torch.nn.Module,
+    batch: PackedBatch,
+    *,
+    forward: Callable[[PackedBatch], torch.Tensor] | None = None,
+    tolerance: float | None = None,
+    max_samples: int = 8,
+) -> IsolationReport:
+    """Change the text of one sample after another, and see that no other sample's output moves.
+
+    The model runs in eval mode, without gradients, once for each sample and twice more. A few
+    short samples are enough.
+
+    Args:
+        model: a model, on the device of the batch.
+        batch: at least two samples.
+        forward: batch -> output (num_tokens, ...) or (1, num_tokens, ...). None: the logits of the
+            model, called with `batch.model_inputs()` as `pack_for` says.
+        tolerance: difference that is no leak. None: 8 units in the last place of the largest
+            output, because mixtures of experts round by what else is in the row. 0.0 demands equal
+            bits. Run in float32 or float64: in bfloat16 a small leak hides behind this.
+        max_samples: samples that are changed, from the first on.
+
+    Returns:
+        The report.
+
+    Raises:
+        ConfigError: fewer than two samples, or outputs that are not one a token.
+    """
+    if batch.num_samples < 2:
+        raise ConfigError(f"the batch must hold at least 2 samples, got {batch.num_samples}.")
+    run = forward or _logits_of(model)
+    was_training = model.training
+    model.eval()
+    try:
+        before = _per_sample(batch, run(batch))
+        again = _per_sample(batch, run(batch))
+        noise = max(map(_distance, before, again))
+        allowed = max(_rounding(before) if tolerance is None else tolerance, noise)
+        leaks = []
+        for changed in range(min(batch.num_samples, max_samples)):
+            after = _per_sample(batch, run(_with_other_text(batch, changed)))
+            for moved, (one, other) in enumerate(zip(before, after, strict=True)):
+                distance = _distance(one, other)
+                if moved != changed and not distance <= allowed:
+                    leaks.append((changed, moved, distance))
+    finally:
+        model.train(was_training)
+    return IsolationReport(isolated=not leaks, leaks=tuple(leaks), noise=noise)
+
+
+def _logits_of(model: torch.nn.Module) -> Callable[[PackedBatch], torch.Tensor]:
+    rows = 4 if has_mrope(getattr(decoder_of(model), "config", None)) else 1
+    floating = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
+    dtype = next(floating, torch.float32)
+
+    def run(batch: PackedBatch) -> torch.Tensor:
+        inputs = batch.model_inputs(dtype=dtype)
+        if rows == 4:
+            inputs["position_ids"] = inputs["position_ids"].expand(4, 1, -1)
+        unused = ("labels", "num_items_in_batch")
+        given = {k: v for k, v in inputs.items() if v is not None and k not in unused}
+        logits = model(**given).logits
+        return logits if isinstance(logits, torch.Tensor) else torch.as_tensor(logits)
+
+    return run
+
+
+def _per_sample(batch: PackedBatch, output: torch.Tensor) -> list[torch.Tensor]:
+    if output.shape[:2] == (1, batch.num_tokens):
+        output = output[0]
+    if not output.is_floating_point():
+        output = output.double()
+    return batch.split(output)
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    # NaN is a difference: it must not hide behind a comparison
+    return float((one.double() - other.double()).abs().max())
+
+
+def _rounding(outputs: list[torch.Tensor]) -> float:
+    largest = max(float(output.abs().max()) for output in outputs)
+    return 8 * torch.finfo(outputs[0].dtype).eps * largest
+
+
+def _with_other_text(batch: PackedBatch, sample: int) -> PackedBatch:
+    """Replace each text token of a sample by another one of the row; images stay."""
+    changed = replace(batch, buffer=batch.buffer.clone())
+    is_text = torch.ones(batch.num_tokens, dtype=torch.bool, device=batch.device)
+    for start, end in batch.image_spans.tolist():
+        is_text[start:end] = False
+    known = torch.unique(batch.input_ids[is_text])
+    own = torch.zeros_like(is_text)
+    start = int(batch.cu_seqlens[sample])
+    own[start : start + batch.sample_lengths[sample]] = True
+    own &= is_text
+    if len(known) < 2 or not own.any():
+        raise ConfigError(
+            f"sample {sample} of the batch can't be changed: expected text tokens, and two "
+            "different ones in the row. Use samples with some text."
+        )
+    places = torch.searchsorted(known, changed.input_ids[own])
+    changed.input_ids[own] = known[(places + 1) % len(known)]
+    return changed
