@@ -16,6 +16,7 @@ from PIL import Image
 
 from omniload.errors import SampleError
 from omniload.images.kinds import PIL_READERS, check_readable, image_kind
+from omniload.images.video import video_container, video_message
 
 __all__ = ["MAX_PIXELS", "Header", "image_size", "open_pil", "read_header", "reason"]
 
@@ -87,6 +88,9 @@ def read_header(data: bytes) -> Header:
     if kind == "unknown":
         if len(data) == 0:
             raise SampleError("the image is empty (0 bytes).")
+        container = video_container(data)
+        if container is not None:
+            raise SampleError(f"{video_message(container)}.")
         raise SampleError(
             f"not an image of a known kind: expected {', '.join(PIL_READERS)}, got {len(data)} "
             f"bytes that start with {bytes(data[:8])!r}."

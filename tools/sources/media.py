@@ -11,9 +11,13 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
+from omniload.images.video import VIDEO_SUFFIXES, video_container, video_message
 from omniload.tools.sources.base import RefusedError
+from omniload.tools.sources.frames import in_order
 
 __all__ = ["MAX_IMAGE_BYTES", "ImageLoader"]
+
+_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
 
 #: A larger file is not an image that anyone trains on.
 MAX_IMAGE_BYTES = 256 << 20
@@ -71,7 +75,53 @@ class ImageLoader:
             )
         return self._read(value, root)
 
+    def frames(self, value: str, root: str) -> list[str] | None:
+        """List the image files of a folder, in the order of the numbers in their names.
+
+        Args:
+            value: a path.
+            root: folder that it is relative to, absolute.
+
+        Returns:
+            Paths like `value`; None if it is no folder.
+
+        Raises:
+            RefusedError: a folder outside the root, or without an image file.
+        """
+        lower = value.lower()
+        if not value or lower.endswith(_IMAGE_SUFFIXES) or lower[:5] == "data:":
+            return None  # no question to the file system for the paths of nearly all data
+        if _URL.match(value):
+            return None
+        try:
+            is_folder = os.path.isdir(os.path.join(root, value))  # noqa: PTH112, PTH118
+        except ValueError:  # no path at all: `load` says so
+            return None
+        if not is_folder:
+            return None
+        folder = self._resolve(value, root)
+        try:
+            listed = os.listdir(folder)  # noqa: PTH208
+        except OSError as error:
+            if error.errno not in _FAULTS_OF_A_RECORD:
+                raise
+            raise RefusedError(
+                "image unread", f"the folder {value!r:.200} can't be read: {error.strerror}"
+            ) from None
+        names = [name for name in listed if name.lower().endswith(_IMAGE_SUFFIXES)]
+        if not names:
+            raise RefusedError(
+                "image is missing",
+                f"the folder {value!r:.200} must hold image files ({', '.join(_IMAGE_SUFFIXES)})",
+            )
+        return [os.path.join(value, name) for name in in_order(names)]  # noqa: PTH118
+
     def _read(self, value: str, root: str) -> bytes:
+        if value.lower().endswith(VIDEO_SUFFIXES):
+            raise RefusedError("video container", video_message(f"{value!r:.200}"))
+        return _read_file(self._resolve(value, root), f"the image {value!r:.200}")
+
+    def _resolve(self, value: str, root: str) -> str:
         try:
             if b"\0" in os.fsencode(value):
                 raise ValueError
@@ -89,7 +139,7 @@ class ImageLoader:
                     f"the image path {value!r:.200} leads outside its root. Set --image-root to a "
                     "folder above it, or trust the data with --allow-outside-root",
                 )
-        return _read_file(resolved, f"the image {value!r:.200}")
+        return resolved
 
 
 def _read_file(path: str, what: str) -> bytes:
@@ -117,6 +167,9 @@ def _read_file(path: str, what: str) -> bytes:
 def _bounded(data: bytes, what: str) -> bytes:
     if not data:
         raise RefusedError("damaged image", f"{what} is empty")
+    container = video_container(data)
+    if container is not None:
+        raise RefusedError("video container", video_message(f"{what} in {container}"))
     if len(data) > MAX_IMAGE_BYTES:
         raise RefusedError("damaged image", f"{what} has more than {MAX_IMAGE_BYTES >> 20} MiB")
     return data

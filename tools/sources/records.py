@@ -7,6 +7,7 @@ from typing import Any
 
 from omniload.tools.sources.base import InputFile, RawSample, RefusedError, Rejection
 from omniload.tools.sources.conversation import normalise, record_key
+from omniload.tools.sources.frames import expand_frames
 from omniload.tools.sources.media import ImageLoader
 from omniload.types import Message
 
@@ -40,6 +41,8 @@ def read_record(
     key = key or record_key(record) or f"{file.source}:{number}"
     key = key.encode("utf-8", "replace").decode()  # a tar's names need not be UTF-8
     try:
+        if members is None:
+            record = expand_frames(record, lambda path: loader.frames(path, file.image_root))
         conversation = normalise(record, style=file.style)
         _check_text(conversation.messages)
         images = []
