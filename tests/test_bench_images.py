@@ -20,14 +20,14 @@ def run(command, *arguments):
 def test_bench_images_compares_both_ways_and_says_where_the_time_goes():
     threads = torch.get_num_threads()
     done = run(
-        bench_images.images, "--image", "photo:500x250", "--image", "page:100x100",
+        bench_images.images, "--image", "photo:1000x500", "--image", "page:100x100",
         "--max-tiles", "2", "--repeats", "1", "--json",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
     parts = ["- decode", "- grid", "- thumbnail", "- rest"]
     assert [(row["image"], row["way"]) for row in found["rows"]] == [
-        ("photo:500x250", way) for way in ("float32", "uint8", *parts)
+        ("photo:1000x500", way) for way in ("float32", "uint8", "stored", *parts)
     ] + [("page:100x100", way) for way in ("float32", "uint8", *parts) if way != "- thumbnail"]
     for row in found["rows"]:
         if row["way"] == "float32":

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from omniload.errors import ConfigError, OmniloadError, SampleError, ShardError
-from omniload.images import decode, image_size
+from omniload.images import decode, image_size, is_stored
 from omniload.index import LengthIndex
 from omniload.rng import permutation
 from omniload.shards import FinishedShard, Manifest, ShardInfo, ShardSet, ShardWriter
@@ -25,6 +25,7 @@ from omniload.tools.recipe import Recipe, RunOptions, make_encoder
 from omniload.tools.sources import READERS, InputFile, RawSample, Rejection, Span
 from omniload.tools.sources.base import RefusedError
 from omniload.tools.sources.media import ImageLoader
+from omniload.tools.stored_images import images_to_store, parse_quality
 from omniload.transforms.prepare import Prepared, prepare_sample
 from omniload.types import Record
 
@@ -169,6 +170,14 @@ class _Piece:
             )
             if prepared.num_loss_tokens == 0:
                 raise RefusedError("no loss token", "no token of it gives loss")
+            images = images_to_store(
+                sample.images,
+                sizes,
+                prepared.image_num_tiles.tolist(),
+                policy=self._policy,
+                store=recipe.store,
+                quality=parse_quality(recipe.store_quality),
+            )
         except SampleError as error:
             category = error.category if isinstance(error, RefusedError) else _category(error)
             self._reject(
@@ -188,14 +197,14 @@ class _Piece:
                 f"omniload: {type(error).__name__}: {error}. Please report it; leave the sample "
                 "out to go on."
             ) from error
-        self._count(sample, prepared)
-        return _record(sample, sizes, prepared)
+        self._count(sample, prepared, images)
+        return _record(sample, images, sizes, prepared)
 
     def _image_sizes(self, sample: RawSample) -> list[tuple[int, int]]:
         sizes = []
         for number, data in enumerate(sample.images):
             try:
-                if self._job.options.check_images:
+                if self._job.options.check_images and not is_stored(data):
                     decode(data)
                 sizes.append(image_size(data))
             except SampleError as error:
@@ -204,14 +213,18 @@ class _Piece:
                 ) from None
         return sizes
 
-    def _count(self, sample: RawSample, prepared: Prepared) -> None:
+    def _count(self, sample: RawSample, prepared: Prepared, images: tuple[bytes, ...]) -> None:
+        stored_bytes = sum(map(len, images))
+        resized = sum(map(is_stored, images)) - sum(map(is_stored, sample.images))
         for name, value in (
             ("written", 1),
             ("tokens", prepared.num_tokens),
             ("tiles", prepared.num_tiles),
             ("loss_tokens", prepared.num_loss_tokens),
             ("images", len(sample.images)),
-            ("image_bytes", sum(map(len, sample.images))),
+            ("image_bytes", stored_bytes),
+            ("images_resized", resized),
+            ("image_bytes_saved", sum(map(len, sample.images)) - stored_bytes),
             ("truncated", int(prepared.truncated)),
             ("tiles_reduced", int(prepared.tiles_reduced)),
         ):
@@ -248,13 +261,18 @@ def _category(error: SampleError) -> str:
     return "no loss token" if text.startswith("no token that gives loss") else "conversation"
 
 
-def _record(sample: RawSample, sizes: list[tuple[int, int]], prepared: Prepared) -> Record:
+def _record(
+    sample: RawSample,
+    images: tuple[bytes, ...],
+    sizes: list[tuple[int, int]],
+    prepared: Prepared,
+) -> Record:
     return Record(
         row=-1,
         key=sample.key,
         source=sample.source,
         shard="",
-        images=sample.images,
+        images=images,
         image_sizes=np.array(sizes, dtype=np.int32).reshape(-1, 2),
         image_num_tiles=prepared.image_num_tiles,
         image_spans=prepared.image_spans,

@@ -41,6 +41,13 @@ class Tiling(StrEnum):
     NAVIT = "navit"
 
 
+class Store(StrEnum):
+    """What is stored of an image."""
+
+    ORIGINAL = "original"
+    RESIZED = "resized"
+
+
 class LossOn(StrEnum):
     """Which tokens give loss."""
 
@@ -130,6 +137,20 @@ def preprocess(
         int | None,
         typer.Option(help="Tokens the model sees for a tile. [default: internvl 256, square 576]"),
     ] = None,
+    store: Annotated[
+        Store,
+        typer.Option(
+            help="internvl: images as they are, or resized to their grid where that is less to "
+            "decode; needs the same tiling for good."
+        ),
+    ] = Store.ORIGINAL,
+    store_quality: Annotated[
+        str,
+        typer.Option(
+            metavar="1-100|lossless",
+            help="Of resized images: JPEG quality, or PNG (slow to decode for photos).",
+        ),
+    ] = "95",
     shard_bytes: Annotated[
         str, typer.Option(metavar="SIZE", help="Size at which a shard is closed.")
     ] = "256MiB",
@@ -185,6 +206,8 @@ def preprocess(
         pinpoints=pinpoints,
         max_tokens=max_tokens,
         oversize=oversize.value,
+        store=store.value,
+        store_quality=store_quality,
     )
     options = RunOptions(
         seed=seed,
@@ -262,6 +285,13 @@ def _lines(facts: dict[str, Any], out: Path) -> list[str]:
     for name, words in (("truncated", "truncated"), ("tiles_reduced", "with fewer tiles")):
         if facts[name]:
             lines.append(f"{words:<11} {facts[name]:,}")
+    if facts["images_resized"]:
+        saved = facts["image_bytes_saved"]
+        before = max(facts["image_bytes"] + saved, 1)
+        lines.append(
+            f"resized     {facts['images_resized']:,} images; {saved / (1 << 20):,.1f} of "
+            f"{before / (1 << 20):,.1f} MiB saved ({100 * saved / before:.0f} %)"
+        )
     if facts["resumed_pieces"]:
         lines.append(
             f"went on     {facts['resumed_pieces']} of {facts['pieces']} pieces were done before"

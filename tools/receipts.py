@@ -20,7 +20,7 @@ __all__ = ["COUNTS", "Receipt", "Work", "read_receipt", "rejection_line", "write
 #: What is counted, for the summary and the manifest.
 COUNTS = (
     "read", "written", "rejected", "tokens", "tiles", "loss_tokens", "images", "image_bytes",
-    "truncated", "tiles_reduced",
+    "images_resized", "image_bytes_saved", "truncated", "tiles_reduced",
 )  # fmt: skip
 
 

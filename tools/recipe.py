@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from omniload.errors import ConfigError
+from omniload.tools.stored_images import DEFAULT_QUALITY, check_store, store_settings
 from omniload.tools.tilings import TILINGS, default_tokens_per_tile, make_policy
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Recipe:
         pinpoints: "HEIGHTxWIDTH,..." of the resolutions to choose from.
         max_tokens: most tokens of a sample; None: no limit.
         oversize: "truncate", "fewer-tiles" or "reject", for samples over `max_tokens`.
+        store: "original" images, or "resized" to their grid where that is less to decode.
+        store_quality: of resized images, "1" to "100" or "lossless".
     """
 
     tokenizer: str | None = None
@@ -62,6 +65,8 @@ class Recipe:
     pinpoints: str | None = None
     max_tokens: int | None = None
     oversize: str = "truncate"
+    store: str = "original"
+    store_quality: str = DEFAULT_QUALITY
 
     def __post_init__(self) -> None:
         if self.oversize not in _OVERSIZE:
@@ -70,6 +75,7 @@ class Recipe:
             )
         if self.max_tokens is not None and self.max_tokens < 2:
             raise ConfigError(f"--max-tokens must be at least 2, got {self.max_tokens}.")
+        check_store(self.store, self.store_quality, tiling=self.tiling)
 
     def policy(self) -> Policy:
         """Make the tiling policy.
@@ -89,6 +95,7 @@ class Recipe:
             "tiling": self.policy().settings(),
             "max_tokens": self.max_tokens,
             "oversize": self.oversize,
+            **store_settings(self.store, self.store_quality),
         }
 
 

@@ -128,7 +128,7 @@ def _parts(
     except struct.error as error:
         raise SampleError(f"damaged tiles image: {error}.") from error
     expected = (policy.size, *policy.grid(width, height))
-    if (size, columns, rows) != expected:
+    if (size, columns, rows) != expected or hasattr(policy, "cut"):
         raise SampleError(
             "it was stored resized for another tiling: expected tiles of "
             f"{expected[0]} pixels in {expected[1]}x{expected[2]}, got {size} in "
