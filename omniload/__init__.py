@@ -40,7 +40,9 @@ _HOME = {
     "StepPlan": "omniload.plan",
     "VisionModel": "omniload.flops",
     "World": "omniload.world",
+    "check_isolation": "omniload.isolation",
     "make_plan": "omniload.plan",
+    "pack_for": "omniload.model_check",
 }
 _MODULES = ("errors", "grouping", "images", "kernels", "metrics", "shards", "tools", "transforms")
 
@@ -60,7 +62,9 @@ if TYPE_CHECKING:
     )
     from omniload.flops import LanguageModel, VisionModel
     from omniload.index import LengthIndex
+    from omniload.isolation import check_isolation
     from omniload.loader import DataLoader
+    from omniload.model_check import pack_for
     from omniload.padding import Padding
     from omniload.plan import StepPlan, make_plan
     from omniload.sampler import PlanBatchSampler
