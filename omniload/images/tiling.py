@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
@@ -180,8 +181,10 @@ def count_tokens(policy: TilePolicy, width: int, height: int, *, tokens_per_tile
         height: pixels.
         tokens_per_tile: for a policy that leaves it to the number of tiles.
     """
-    if isinstance(policy, TokenPolicy):
-        return policy.num_tokens(width, height)
+    # as `isinstance(policy, TokenPolicy)`, which takes longer than all the rest
+    num_tokens: Callable[[int, int], int] | None = getattr(policy, "num_tokens", None)
+    if num_tokens is not None:
+        return num_tokens(width, height)
     return policy.num_tiles(width, height) * tokens_per_tile
 
 
