@@ -148,3 +148,18 @@ def test_the_extension_refuses_buffers_of_other_sizes():
         module.mrope_position_ids(
             starts, np.array([[0, 2]], np.int32), huge, 1, np.empty((3, 2), np.int64)
         )
+
+
+@pytest.mark.gpu
+def test_positions_on_a_gpu_equal_those_of_the_cpu_and_wait_for_nothing():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    arguments = packed([[3, (1, 8, 4), 5], [], [(2, 2, 2), (1, 4, 4)], [7]], 2)
+    expected = mrope_position_ids(*arguments, 2)
+    on_gpu = [argument.cuda() for argument in arguments]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = mrope_position_ids(*on_gpu, 2, num_tokens=expected.shape[1])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(got.cpu(), expected)
