@@ -88,7 +88,8 @@ def pack(
         )
     native = _native.choose(backend)
     padding = Padding.of(pad_to)
-    plan = padding.plan([sample.num_tokens for sample in samples])
+    lengths = [len(sample.input_ids) for sample in samples]
+    plan = padding.plan(lengths)
     sizes = _sizes(samples, plan, num_sample_ids=0 if is_filler else len(samples))
     buffer, arrays = allocate_buffer(sizes)
     row = _written_part(arrays, len(plan.documents))
@@ -110,8 +111,8 @@ def pack(
         buffer=buffer,
         sizes=sizes,
         max_seqlen=max(plan.documents, default=0),
-        sample_lengths=tuple(sample.num_tokens for sample in samples),
-        sample_images=tuple(len(sample.image_num_tiles) for sample in samples),
+        sample_lengths=tuple(lengths),
+        sample_images=tuple([len(sample.image_num_tiles) for sample in samples]),
         document_multiple=padding.document_multiple,
         step=step,
         micro_step=micro_step,
@@ -188,6 +189,8 @@ def _documents(
     """List ids and labels of each document; what is padded is copied, all else is not."""
     ids = [plain(sample.input_ids) for sample in samples]
     labels = [plain(sample.labels) for sample in samples]
+    if plan.num_tokens == sum(map(len, ids)):
+        return ids, labels
     for index, length in enumerate(plan.documents[: len(samples)]):
         missing = length - len(ids[index])
         if missing:

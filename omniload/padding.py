@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from omniload.errors import ConfigError
 
-__all__ = ["Padding", "RowPlan"]
+__all__ = ["NO_PADDING", "Padding", "RowPlan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Padding:
     def of(cls, pad_to: int | Padding | None) -> Padding:
         """Turn the argument `pad_to` of `pack` into a Padding; an integer is a `multiple`."""
         if pad_to is None:
-            return cls()
+            return NO_PADDING
         return pad_to if isinstance(pad_to, Padding) else cls(multiple=pad_to)
 
     @property
@@ -99,6 +99,8 @@ class Padding:
         Raises:
             ConfigError: more tokens or documents than the row may have.
         """
+        if self is NO_PADDING:
+            return RowPlan(documents=tuple(lengths), num_tokens=sum(lengths), num_empty=0)
         unit = self.document_multiple
         documents = tuple(lengths if unit == 1 else (-(-n // unit) * unit for n in lengths))
         used = sum(documents)
@@ -120,3 +122,7 @@ class Padding:
                 f"limit: Budget(samples={(self.num_documents or 1) - 1})."
             )
         return RowPlan(documents=documents, num_tokens=total, num_empty=num_empty)
+
+
+#: Rows as long as their samples.
+NO_PADDING = Padding()
