@@ -55,23 +55,41 @@ class QwenTransform(TileTransform):
         """
         import torch  # not at the top: preprocessing does without it
 
-        from omniload.mrope import mrope_position_ids
-
         inputs = self._named(batch, dtype=dtype, loss=loss)
-        grids = batch.image_grids.flip(1).long()
-        grid_thw = torch.cat([torch.ones_like(grids[:, :1]), grids], dim=1)
-        merge = self.policy.merge  # type: ignore[attr-defined]  # checked to be QwenPatches
-        rows = mrope_position_ids(
-            batch.cu_seqlens,
-            batch.image_spans,
-            grid_thw,
-            merge,
-            num_tokens=batch.num_tokens,
-        )
-        inputs["position_ids"] = torch.cat([inputs["position_ids"], rows])[:, None]
+        positions = self.mrope_position_ids(batch)
+        inputs["position_ids"] = torch.cat([inputs["position_ids"], positions])[:, None]
         pixels = inputs["pixel_values"]
         if pixels is not None:
             pairs = pixels[:, :, None].expand(-1, -1, self.temporal, -1, -1)
             inputs["pixel_values"] = pairs.reshape(len(pixels), -1)
+        grid_thw = self.image_grid_thw(batch)
         inputs["image_grid_thw"] = grid_thw if len(grid_thw) else None
         return inputs
+
+    def image_grid_thw(self, batch: Any) -> Any:
+        """Give the grids of a batch: int64 (num_images, 3), (1, rows, columns) in patches.
+
+        Args:
+            batch: a PackedBatch.
+        """
+        import torch
+
+        grids = batch.image_grids.flip(1).long()
+        return torch.cat([torch.ones_like(grids[:, :1]), grids], dim=1)
+
+    def mrope_position_ids(self, batch: Any) -> Any:
+        """Give the positions of a batch in time, height and width: int64 (3, num_tokens).
+
+        Args:
+            batch: a PackedBatch.
+        """
+        from omniload.mrope import mrope_position_ids
+
+        merge = self.policy.merge  # type: ignore[attr-defined]  # checked to be QwenPatches
+        return mrope_position_ids(
+            batch.cu_seqlens,
+            batch.image_spans,
+            self.image_grid_thw(batch),
+            merge,
+            num_tokens=batch.num_tokens,
+        )
