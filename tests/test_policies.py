@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.errors import ConfigError, SampleError
@@ -271,3 +271,21 @@ def test_an_image_without_pixels_is_refused(name):
 def test_an_unknown_policy_names_the_known_ones():
     with pytest.raises(ConfigError, match="known: internvl, anyres, square, qwen, navit"):
         policy_from_settings({"policy": ["qwen"]})
+
+
+# against transformers, where it is installed
+
+
+@settings(deadline=None)  # the first call imports
+@given(sides, sides)
+def test_sizes_equal_those_of_transformers(width, height):
+    qwen = pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
+    utils = pytest.importorskip("transformers.image_processing_utils")
+    best = utils.select_best_resolution((height, width), list(AnyResTiles().pinpoints))
+    assert AnyResTiles().resolution(width, height) == best[::-1]
+    if max(width, height) > 200 * min(width, height):
+        return
+    for policy in (QwenPatches(), QWEN3):
+        limits = (policy.patch_size * 2, policy.min_pixels, policy.max_pixels)
+        high, wide = qwen.smart_resize(height, width, *limits)
+        assert policy.grid(width, height) == (wide // policy.size, high // policy.size)
