@@ -99,14 +99,13 @@ def intervals(
     """Do the work of `omniload.kernels.ops.intervals`."""
     cu_seqlens = cu_seqlens.contiguous()
     check_offsets(cu_seqlens, num_tokens)
-    lo = torch.empty(num_tokens, dtype=torch.int32)
-    hi = torch.empty(num_tokens, dtype=torch.int32)
-    cpu.write_intervals(cu_seqlens.numpy(), _KINDS[kind], window, lo.numpy(), hi.numpy())
+    lo, hi = np.empty(num_tokens, np.int32), np.empty(num_tokens, np.int32)
+    cpu.write_intervals(cu_seqlens.numpy(), _KINDS[kind], window, lo, hi)
     if image_spans is not None:
         image_spans = image_spans.contiguous()
         check_spans(image_spans, cu_seqlens)
-        cpu.write_image_spans(image_spans.numpy(), lo.numpy(), hi.numpy())
-    return lo, hi
+        cpu.write_image_spans(image_spans.numpy(), lo, hi)
+    return torch.from_numpy(lo), torch.from_numpy(hi)
 
 
 def block_widths(lo: torch.Tensor, hi: torch.Tensor, q_block: int, kv_block: int) -> list[int]:
