@@ -26,10 +26,11 @@ from omniload._rows import (
 )
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError, SampleError
+from omniload.mrope import mrope_position_ids
 from omniload.padding import Padding, RowPlan
 from omniload.types import IGNORE_INDEX, Sample
 
-__all__ = ["ListColumn", "TokenRow", "pack", "pack_list"]
+__all__ = ["ListColumn", "TokenRow", "mrope_position_ids", "pack", "pack_list"]
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

@@ -37,7 +37,7 @@ ALLOWED = {
     "_normalize": {"_native", "kernels"},
     "batch": {"_layout", "_normalize", "_step", "_unpack", "attention", "masks", "kernels",
               "_native"},
-    "packing": {"_layout", "_rows", "batch", "padding", "kernels", "_native"},
+    "packing": {"mrope", "_layout", "_rows", "batch", "padding", "kernels", "_native"},
     "model_check": set(),
     "isolation": {"batch", "model_check"},
     "_mask_checks": {"kernels"},
