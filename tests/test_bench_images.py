@@ -25,10 +25,10 @@ def test_bench_images_compares_both_ways_and_says_where_the_time_goes():
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
-    parts = ["- decode", "- grid", "- thumbnail", "- rest"]
+    parts = ["- decode", "- grid", "- thumb", "- rest"]
     assert [(row["image"], row["way"]) for row in found["rows"]] == [
         ("photo:1000x500", way) for way in ("float32", "uint8", "stored", *parts)
-    ] + [("page:100x100", way) for way in ("float32", "uint8", *parts) if way != "- thumbnail"]
+    ] + [("page:100x100", way) for way in ("float32", "uint8", *parts) if way != "- thumb"]
     for row in found["rows"]:
         if row["way"] == "float32":
             assert row["KB/tile"] == 4 * 588

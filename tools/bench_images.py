@@ -61,8 +61,8 @@ def images(
         f"PIL is {'Pillow-SIMD' if info.simd else 'plain Pillow'} {info.version}; uint8 resizes "
         f"with {resize_backend()}. ms: CPU time of one thread, median of {repeats} rounds. times: "
         "time by that of uint8. KB/tile: handed to the device for each tile. differ %, levels: "
-        "values that are not those of uint8, and by how much at most. grid, thumbnail: resizing. "
-        "rest: cells, checks, packing."
+        "values that are not those of uint8, and by how much at most. grid, thumb: resizing. rest: "
+        "cells, checks, packing; parts are timed apart, so it is rough on a busy machine."
     )
     emit("images", rows, as_json, notes)
 
@@ -179,7 +179,7 @@ def _ways(data: bytes, policy: InternVLTiles) -> dict[str, Callable[[], Any]]:
         "grid": partial(resize, pixels, columns * size, rows * size),
     }
     if policy.num_tiles(width, height) > columns * rows:
-        ways["thumbnail"] = partial(resize, pixels, size, size)
+        ways["thumb"] = partial(resize, pixels, size, size)
     return ways
 
 
