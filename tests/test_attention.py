@@ -140,7 +140,7 @@ def test_flashmask_rows_describe_the_same_mask(kind, window):
     assert torch.equal(seen, seen_pairs(batch, kind, window))
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 8))
 def test_every_backend_tells_the_same_documents(lengths, multiple):
     samples = [make_sample(i, text=length) for i, length in enumerate(lengths)]

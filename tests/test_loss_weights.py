@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import multiprocessing
 from torch.nn.functional import cross_entropy
@@ -235,6 +235,7 @@ def test_wrong_options_are_named():
 # -- totals ---------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**31 - 1), max_size=50), st.randoms())
 def test_totals_are_the_same_to_the_last_bit_in_any_order(counts, random):
     shuffled = random.sample(counts, len(counts))

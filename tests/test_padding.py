@@ -113,7 +113,7 @@ def test_documents_padded_to_a_multiple_keep_their_tokens_in_front():
     assert all((batch.input_ids[a:b] == IMAGE_TOKEN).all() for a, b in images.tolist())
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(samples(), paddings())
 def test_unpacking_gives_back_what_was_packed(packed, padding):
     batch = pack(packed, pad_to=padding)
@@ -132,7 +132,7 @@ def test_unpacking_gives_back_what_was_packed(packed, padding):
 
 
 @pytest.mark.skipif(not _native.available(), reason="needs the C++ extension")
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(samples(), paddings())
 def test_both_writers_pad_to_the_same_bits(packed, padding):
     native, numpy = (pack(packed, pad_to=padding, backend=b) for b in ("native", "numpy"))
