@@ -8,7 +8,7 @@ from omniload.errors import ConfigError
 from omniload.images import InternVLTiles, QwenPatches
 from omniload.packing import pack
 from omniload.transforms import QwenTransform, TileTransform, family_transform
-from omniload.transforms.tile import CLIP_MEAN, CLIP_STD
+from omniload.transforms.shared import CLIP_MEAN, CLIP_STD
 from tests.family_data import RNG, make_encoder, make_record, settings_of
 from tests.images_corpus import encode, photo
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from omniload.images import InternVLTiles
-from omniload.transforms.tile import TileTransform, require_policy
+from omniload.transforms.shared import require_policy
+from omniload.transforms.tile import TileTransform
 
 __all__ = ["InternVLTransform"]
 

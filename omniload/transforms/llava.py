@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from omniload.images import AnyResTiles, SquarePad
-from omniload.transforms.tile import CLIP_MEAN, CLIP_STD, TileTransform, require_policy
+from omniload.transforms.shared import CLIP_MEAN, CLIP_STD, require_policy
+from omniload.transforms.tile import TileTransform
 
 __all__ = ["LlavaTransform"]
 

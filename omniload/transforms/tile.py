@@ -6,10 +6,9 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from omniload.errors import ConfigError, SampleError
 from omniload.images import (
@@ -23,23 +22,10 @@ from omniload.images import (
     is_stored,
     policy_from_settings,
 )
+from omniload.transforms.shared import CutTiles, channels, integer, token_ids, unlabelled
 from omniload.types import IGNORE_INDEX, Record, Sample
 
-__all__ = ["CLIP_MEAN", "CLIP_STD", "TileTransform", "require_policy"]
-
-#: Per-channel mean and standard deviation of CLIP's training images, RGB, pixels scaled to [0, 1]
-#: (https://github.com/openai/CLIP).
-CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-
-
-class CutTiles(Protocol):
-    """What `omniload.images.cut_tiles` is."""
-
-    def __call__(
-        self, image: npt.NDArray[np.uint8], policy: TilePolicy, *, out: npt.NDArray[np.uint8]
-    ) -> None:
-        """Write the tiles of an image."""
+__all__ = ["TileTransform"]
 
 
 class TileTransform:
@@ -85,17 +71,17 @@ class TileTransform:
         if not callable(getattr(policy, "num_tiles", None)):
             raise ConfigError(f"policy must be a tiling policy, got {policy!r}.")
         self.policy = policy
-        self.tokens_per_tile = _integer("tokens_per_tile", tokens_per_tile, 1)
-        self.image_token_id = _integer("image_token_id", image_token_id, 0)
-        self.pad_token_id = _integer("pad_token_id", pad_token_id, 0)
-        self.image_start_ids = _ids("image_start_ids", image_start_ids)
-        self.image_end_ids = _ids("image_end_ids", image_end_ids)
-        self.filler_ids = _ids("filler_ids", filler_ids or [pad_token_id])
+        self.tokens_per_tile = integer("tokens_per_tile", tokens_per_tile, 1)
+        self.image_token_id = integer("image_token_id", image_token_id, 0)
+        self.pad_token_id = integer("pad_token_id", pad_token_id, 0)
+        self.image_start_ids = token_ids("image_start_ids", image_start_ids)
+        self.image_end_ids = token_ids("image_end_ids", image_end_ids)
+        self.filler_ids = token_ids("filler_ids", filler_ids or [pad_token_id])
         if not isinstance(fewer_tiles, bool):
             raise ConfigError(f"fewer_tiles must be a bool, got {fewer_tiles!r}.")
         self.fewer_tiles = fewer_tiles
-        self.mean = _channels("mean", mean)
-        self.std = _channels("std", std)
+        self.mean = channels("mean", mean)
+        self.std = channels("std", std)
         self._cut: CutTiles = cut_tiles
         self._pixels = ""
         self._check_policy()
@@ -169,8 +155,8 @@ class TileTransform:
         """
         other = copy.copy(self)
         other._cut, other._pixels = cut, fingerprint
-        other.mean = self.mean if mean is None else _channels("mean", mean)
-        other.std = self.std if std is None else _channels("std", std)
+        other.mean = self.mean if mean is None else channels("mean", mean)
+        other.std = self.std if std is None else channels("std", std)
         return other
 
     def __call__(self, record: Record, rng: np.random.Generator) -> Sample:
@@ -275,14 +261,14 @@ class TileTransform:
         """
         text = list(self.filler_ids)
         if not with_image:
-            return _unlabelled(text + text)
+            return unlabelled(text + text)
         size = self.policy.size
         policy = self.policy.limited(1)  # the smallest image there is
         num_tiles = policy.num_tiles(size, size)
         start = len(text) + len(self.image_start_ids)
         image = [self.image_token_id] * self._count_tokens(policy, size, size)
         ids = [*text, *self.image_start_ids, *image, *self.image_end_ids, *text]
-        return _unlabelled(
+        return unlabelled(
             ids,
             tiles=np.zeros((num_tiles, 3, size, size), dtype=np.uint8),
             image_num_tiles=np.full(1, num_tiles, dtype=np.int32),
@@ -323,42 +309,3 @@ class TileTransform:
 
     def _normalisation(self) -> tuple[Any, Any]:
         return self.mean or self.default_mean, self.std or self.default_std
-
-
-def require_policy(transform: TileTransform, *policies: type) -> None:
-    """Check that a transform has one of the policies it is for.
-
-    Raises:
-        ConfigError: it has another.
-    """
-    if not isinstance(transform.policy, policies):
-        names = " or ".join(policy.__name__ for policy in policies)
-        raise ConfigError(
-            f"{type(transform).__name__} is for {names}, got {transform.policy!r}. Preprocess with "
-            "the tiling of the model, or use TileTransform."
-        )
-
-
-def _unlabelled(ids: list[int], **arrays: Any) -> Sample:
-    input_ids = np.array(ids, dtype=np.int32)
-    labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
-    return Sample(sample_id=-1, input_ids=input_ids, labels=labels, **arrays)
-
-
-def _integer(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
-    return int(value)
-
-
-def _ids(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    return tuple(_integer(name, value, 0) for value in values)
-
-
-def _channels(name: str, values: Sequence[float] | None) -> tuple[float, ...] | None:
-    if values is None:
-        return None
-    numbers = tuple(float(value) for value in values)
-    if len(numbers) != 3:
-        raise ConfigError(f"{name} must be 3 numbers, RGB, got {values!r}.")
-    return numbers
