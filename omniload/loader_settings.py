@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -118,6 +119,15 @@ class LoaderSettings:
                 f"{len(index)}."
             )
         return plan
+
+    def padding_with_token(self, shards: ShardSet, transform: object) -> Padding:
+        """Fill in what stands in padded positions: what transform or shards say, else 0."""
+        if self.padding.token_id is not None:
+            return self.padding
+        encoder = shards.manifest.settings.get("encoder")
+        stored = encoder.get("pad_token_id") if isinstance(encoder, Mapping) else None
+        token_id = getattr(transform, "pad_token_id", stored)
+        return replace(self.padding, token_id=token_id if isinstance(token_id, int) else 0)
 
     def _padded(self, index: LengthIndex) -> LengthIndex:
         """Round lengths up as documents will be, so that the budget holds with the padding."""

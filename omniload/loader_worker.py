@@ -7,8 +7,8 @@ Nothing here grows with the length of the data set.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from omniload.batch import PackedBatch
-from omniload.errors import OmniloadError, SampleError, ShardError
+from omniload.errors import ConfigError, OmniloadError, SampleError, ShardError
 from omniload.index import LengthIndex
 from omniload.loader_settings import LoaderSettings, WorkerOptions
 from omniload.loss import LossTotals
 from omniload.packing import pack
-from omniload.padding import Padding
 from omniload.plan import StepPlan
 from omniload.rng import sample_generator
 from omniload.shards import ShardSet
@@ -154,9 +153,10 @@ class PackDataset(Dataset[PackedBatch]):
         self._shards = shards
         self._transform = transform
         self._settings = settings
-        self._padding = _with_token(settings.padding, shards, transform)
+        self._padding = settings.padding_with_token(shards, transform)
         # where the data has images, ranks wait for each other in the vision encoder too
         self._with_image = bool(shards.index.num_tiles.any())
+        self._check_filler()
 
     def __getitem__(self, task: Task) -> PackedBatch:
         is_filler = len(task.rows) == 0
@@ -177,6 +177,19 @@ class PackDataset(Dataset[PackedBatch]):
             accumulation=self._settings.accumulation,
             pad_to=self._padding,
         )
+
+    def _check_filler(self) -> None:
+        # found now, and not at the end of the first epoch
+        room = self._padding.num_tokens
+        if room is None or self._settings.tail != "filler":
+            return
+        filler = self._transform.filler(with_image=self._with_image)
+        if filler.num_tokens > room:
+            raise ConfigError(
+                f"the filler of the transform must fit a row of fixed length: expected at most "
+                f"{room} tokens, got {filler.num_tokens}. Raise Budget.tokens, or use "
+                "tail='empty' for evaluation."
+            )
 
     def sample(self, row: int, epoch: int) -> Sample:
         """Read and transform one row, and hold the result against the index.
@@ -274,16 +287,6 @@ class Workers:
     def forget(self) -> None:
         """Start with new processes next time: one of those that persist may be dead."""
         self._loader = None
-
-
-def _with_token(padding: Padding, shards: ShardSet, transform: Transform) -> Padding:
-    """Fill in what stands in padded positions: what the transform or the shards say, else 0."""
-    if padding.token_id is not None:
-        return padding
-    encoder = shards.manifest.settings.get("encoder")
-    stored = encoder.get("pad_token_id") if isinstance(encoder, Mapping) else None
-    token_id = getattr(transform, "pad_token_id", stored)
-    return replace(padding, token_id=token_id if isinstance(token_id, int) else 0)
 
 
 def _identity(batch: Any) -> Any:

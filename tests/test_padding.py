@@ -14,8 +14,9 @@ from omniload import _native
 from omniload.errors import ConfigError
 from omniload.packing import pack
 from omniload.padding import Padding
+from omniload.transforms import transform_from_settings
 from omniload.types import IGNORE_INDEX, Budget, Sample
-from tests.loader_data import rows_of, write_data
+from tests.loader_data import Wrapped, rows_of, write_data
 from tests.packing_samples import IMAGE_TOKEN, VOCAB, make_filler, make_sample, samples
 
 SAMPLES = [
@@ -280,6 +281,21 @@ def test_a_padded_run_resumes_exactly(shards):
 def test_padding_that_does_not_go_with_the_budget_is_refused_at_once(shards, options, message):
     with pytest.raises(ConfigError, match=message):
         loader(shards, **options)
+
+
+class LongFiller(Wrapped):
+    fingerprint = "long-filler/1"
+
+    def filler(self, with_image):
+        return make_filler(text=600)
+
+
+def test_a_filler_longer_than_the_rows_is_refused_at_once(shards):
+    transform = LongFiller(transform_from_settings(loader(shards).manifest.settings))
+    with pytest.raises(ConfigError, match=r"filler .* expected at most 512 tokens, got 604"):
+        loader(shards, transform=transform, pad_to="full")
+    loader(shards, transform=transform, pad_to="full", tail="empty")
+    loader(shards, transform=transform, pad_to=16)
 
 
 @pytest.mark.parametrize(
