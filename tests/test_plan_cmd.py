@@ -50,7 +50,7 @@ def test_json_holds_the_figures_of_the_plans(lengths):
     index, parquet, _ = lengths
     found = json.loads(
         run(parquet, "--ranks", 4, "--accumulation", 2, "--budget-tokens", 4096, "--seed", 3,
-            "--epoch", 1, "--json")
+            "--epoch", 1, "--sync", "none", "--max-steps", 1000, "--json")
     )  # fmt: skip
     assert [row["grouping"] for row in found["rows"]] == SHUFFLED
     assert (found["source"], found["seed"]) == ("lengths lengths.parquet", 3)
@@ -62,12 +62,28 @@ def test_json_holds_the_figures_of_the_plans(lengths):
     assert plan.figures().num_rows == len(index)
 
 
+def test_steps_are_balanced_for_the_way_in_which_ranks_meet():
+    found = {
+        sync: compare_plans(
+            make_lengths(3000), budget=Budget(tokens=4096, tiles=13), dp_world_size=4,
+            accumulation=4, groupings=["isf"], sync=sync, cost=CostModel(),
+        )["isf"]
+        for sync in (None, "step", "micro-step")
+    }  # fmt: skip
+    plain, step, micro_step = found.values()
+    assert step.dist_tiles_step < 0.5 * plain.dist_tiles_step
+    assert micro_step.dist_tiles_micro_step < min(
+        plain.dist_tiles_micro_step, step.dist_tiles_micro_step
+    )
+    assert plain.samples_per_step == step.samples_per_step == micro_step.samples_per_step
+
+
 def test_csv_file_gives_the_lengths_of_the_parquet_file(lengths):
     index, parquet, csv = lengths
     assert read_length_file(csv).fingerprint == index.fingerprint
     # without the loss column all tokens count
     assert read_length_file(parquet).num_loss_tokens.tolist() == (index.num_tokens - 1).tolist()
-    arguments = ("--grouping", "isf", "--budget-tiles", 15, "--json")
+    arguments = ("--grouping", "isf", "--budget-tiles", 15, "--json", "--sync", "none")
     rows = [json.loads(run(path, *arguments))["rows"][0] for path in (csv, parquet)]
     assert rows[0]["dist_tiles_step"] == rows[1]["dist_tiles_step"] > 0
     assert rows[0]["loss_tokens_per_step"] < rows[1]["loss_tokens_per_step"]
@@ -93,7 +109,7 @@ def test_table_of_shards_names_bounds_and_what_was_left_out(tmp_path):
 
 def test_time_of_a_tile_may_be_given(lengths):
     _, parquet, _ = lengths
-    base = (parquet, "--grouping", "isf", "--json")
+    base = (parquet, "--grouping", "isf", "--sync", "none", "--json")
     with_tiles = json.loads(run(*base, "--tile-cost", 1e6))["rows"][0]
     assert with_tiles["dist_time_step"] == pytest.approx(with_tiles["dist_tiles_step"], rel=1e-2)
     without = json.loads(run(*base, "--tile-cost", 0))["rows"][0]
@@ -103,7 +119,7 @@ def test_time_of_a_tile_may_be_given(lengths):
 def test_groupings_are_compared_on_the_same_rows():
     found = compare_plans(
         make_lengths(3000), budget=Budget(tokens=2000, tiles=9), dp_world_size=4,
-        cost=CostModel(), max_steps=7,
+        sync=None, cost=CostModel(), max_steps=7,
     )  # fmt: skip
     assert list(found) == SHUFFLED
     assert len({(f.num_rows, f.num_dropped, f.size_bound) for f in found.values()}) == 1
@@ -119,7 +135,7 @@ def test_rows_that_all_pass_the_budget_are_refused():
 
 def test_loads_are_drawn(lengths, tmp_path):
     _, parquet, _ = lengths
-    run(parquet, "--grouping", "isf", "--plot", tmp_path / "loads.png")
+    run(parquet, "--grouping", "isf", "--sync", "none", "--plot", tmp_path / "loads.png")
     assert (tmp_path / "loads.png").read_bytes()[:4] == b"\x89PNG"
 
 

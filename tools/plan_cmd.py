@@ -65,6 +65,13 @@ def plan_data(
         list[str] | None,
         typer.Option(help="A grouping to show; may be repeated. Without it: all that shuffle."),
     ] = None,
+    sync: Annotated[
+        str,
+        typer.Option(
+            help='What balancing inside a step is for: ranks that meet once a "step", or at each '
+            '"micro-step"; "none" leaves the order as it is.'
+        ),
+    ] = "step",
     seed: Annotated[int, typer.Option(help="Seed of the order.")] = 0,
     epoch: Annotated[int, typer.Option(min=0, help="Epoch; each has other groups.")] = 0,
     tile_cost: Annotated[
@@ -79,7 +86,7 @@ def plan_data(
     ] = False,
     max_steps: Annotated[
         int, typer.Option(min=1, help="Steps whose loads are measured, spread over the epoch.")
-    ] = 1000,
+    ] = 200,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the loads of the ranks by step to this image file.")
     ] = None,
@@ -108,6 +115,7 @@ def plan_data(
         dp_world_size=ranks,
         accumulation=accumulation,
         groupings=grouping,
+        sync=None if sync == "none" else sync,
         seed=seed,
         epoch=epoch,
         cost=_cost(tile_cost),
@@ -120,9 +128,11 @@ def plan_data(
         import json
 
         rows = [figures.as_dict() for figures in found.values()]
-        print(json.dumps({"source": source, "seed": seed, "epoch": epoch, "rows": rows}))
+        print(
+            json.dumps({"source": source, "seed": seed, "epoch": epoch, "sync": sync, "rows": rows})
+        )
         return
-    _print(source, found)
+    _print(source, found, sync)
 
 
 def compare_plans(
@@ -132,6 +142,7 @@ def compare_plans(
     dp_world_size: int,
     accumulation: int = 1,
     groupings: list[str] | None = None,
+    sync: str | None = "step",
     seed: int = 0,
     epoch: int = 0,
     cost: CostModel,
@@ -146,6 +157,7 @@ def compare_plans(
         dp_world_size: data-parallel ranks.
         accumulation: micro-steps of a step.
         groupings: names; None: all that shuffle.
+        sync: when ranks meet, for balancing inside a step; None: nothing is balanced.
         seed: seed of the order.
         epoch: the epoch.
         cost: estimates times.
@@ -156,13 +168,15 @@ def compare_plans(
         Name of the grouping -> its figures.
 
     Raises:
-        ConfigError: an unknown grouping, or no row that fits the budget.
+        ConfigError: an unknown grouping or `sync`, or no row that fits the budget.
     """
+    from omniload.balance import StepBalance
     from omniload.grouping import GROUPINGS, get_grouping
     from omniload.plan import make_plan
 
     shown = groupings or [name for name in GROUPINGS if name != "sequential"]
     names = [get_grouping(name).name for name in shown]
+    balance = None if sync is None else StepBalance(sync=sync)
     found = {}
     for name in names:
         plan = make_plan(
@@ -174,6 +188,7 @@ def compare_plans(
             seed=seed,
             epoch=epoch,
             oversize="drop",
+            balance=balance,
         )
         if len(plan.dropped) == len(index):
             raise ConfigError(
@@ -189,7 +204,7 @@ def _cost(tile_cost: float | None) -> CostModel:
     return REFERENCE_COST if tile_cost is None else CostModel(tile=tile_cost, token=1.0)
 
 
-def _print(source: str, found: dict[str, PlanFigures]) -> None:
+def _print(source: str, found: dict[str, PlanFigures], sync: str) -> None:
     from omniload.tools.bench_common import emit
 
     first = next(iter(found.values()))
@@ -202,8 +217,9 @@ def _print(source: str, found: dict[str, PlanFigures]) -> None:
     notes = (
         f"{source}: {first.num_rows:,} rows, {first.num_dropped:,} left out because they are over "
         f"the budget of {budget.tokens:,} tokens and {budget.tiles:,} tiles. A step: "
-        f"{first.dp_world_size} ranks x {first.accumulation} groups. The rows need at least "
-        f"{bound:,} groups by the sums of their sizes"
+        f"{first.dp_world_size} ranks x {first.accumulation} groups, balanced for "
+        f"sync={sync}; loads are those of {len(first.steps.measured):,} steps. The rows need at "
+        f"least {bound:,} groups by the sums of their sizes"
     )
     notes += "." if first.lp_bound is None else f"; {first.lp_bound:,} by the linear programme."
     emit("plan", rows, notes=notes)
