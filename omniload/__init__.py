@@ -44,7 +44,17 @@ _HOME = {
     "make_plan": "omniload.plan",
     "pack_for": "omniload.model_check",
 }
-_MODULES = ("errors", "grouping", "images", "kernels", "metrics", "shards", "tools", "transforms")
+_MODULES = (
+    "errors",
+    "grouping",
+    "images",
+    "kernels",
+    "masks",
+    "metrics",
+    "shards",
+    "tools",
+    "transforms",
+)
 
 __all__ = [*_HOME, "metrics"]
 

@@ -68,7 +68,8 @@ def check_kind(
     """
     if kind not in _KINDS:
         raise ConfigError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}.")
-    if window is not None and not 1 <= window <= _MAX_TOKENS:
+    is_count = isinstance(window, int) and not isinstance(window, bool)
+    if window is not None and not (is_count and 1 <= window <= _MAX_TOKENS):
         raise ConfigError(f"window must be from 1 to {_MAX_TOKENS} tokens or None, got {window}.")
     if (image_spans is not None) != (kind == "prefix"):
         raise ConfigError(

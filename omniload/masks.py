@@ -233,7 +233,7 @@ def block_mask(
         if cu_seqlens.device.type == "cpu":
             check_values(cu_seqlens, image_spans, num_tokens)
             if max_seqlen is None and compact:
-                max_seqlen = int(cu_seqlens.diff().max())
+                max_seqlen = int(cu_seqlens.diff().max()) if num_tokens else 0
         cu_seqlens = cu_seqlens.to(device, non_blocking=True)
         image_spans = None if image_spans is None else image_spans.to(device, non_blocking=True)
     lo, hi = ops.intervals(cu_seqlens, image_spans, num_tokens, kind, window or 0)

@@ -106,6 +106,8 @@ def test_offsets_may_be_a_strided_view():
         ([[0, 5]], {}, r"got \(1, 2\)"),
         ([0, 5], {"kind": "banded"}, r"kind must be one of 'causal', 'full', 'prefix', got 'band"),
         ([0, 5], {"window": 0}, r"window must be from 1 to 2147483647 tokens or None, got 0"),
+        ([0, 5], {"window": 2.0}, r"window must be from 1 to .*, got 2\.0"),
+        ([0, 5], {"window": True}, r"window must be from 1 to .*, got True"),
         ([0, 5], {"kind": "prefix"}, r"image_spans must be given for kind='prefix'"),
         ([0, 5], {"image_spans": [[0, 1]]}, r"for no other: got them with kind='causal'"),
         ([0, 5], {"kind": "prefix", "image_spans": [0, 1]}, r"image_spans must be int32 \(m, 2\)"),
