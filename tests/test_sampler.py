@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import omniload
+from omniload.balance import StepBalance
 from omniload.errors import ConfigError, StateError
 from omniload.grouping import GROUPINGS
 from omniload.index import LengthIndex
@@ -121,6 +122,18 @@ def test_filler_repeats_the_shortest_row_of_the_same_micro_step_with_an_image():
     index = LengthIndex.from_arrays(num_tokens=[90, 91, 92, 60, 70], num_tiles=[1, 1, 1, 0, 1])
     same = {"index": index, "budget": Budget(tokens=100), "shuffle": False, "accumulation": 1}
     assert [list(make_sampler(rank, 3, **same))[1] for rank in range(3)] == [[3], [4], [4]]
+
+
+def test_balanced_steps_have_the_rows_of_the_plain_ones():
+    plain = [list(make_sampler(rank)) for rank in range(3)]
+    even = [list(make_sampler(rank, balance=StepBalance())) for rank in range(3)]
+    assert even != plain
+    for first in range(0, len(plain[0]) - 2, 2):
+        rows = [
+            sorted(row for mine in ranks for rows in mine[first : first + 2] for row in rows)
+            for ranks in (plain, even)
+        ]
+        assert rows[0] == rows[1]
 
 
 def test_lengths_may_be_given_as_arrays():
