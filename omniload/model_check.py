@@ -118,6 +118,8 @@ def _obstacle(model: torch.nn.Module, decoder: torch.nn.Module, config: Any) -> 
             "mamba-ssm are installed, given cu_seq_lens_q and seq_idx "
             "(batch.attention('transformers', seq_idx=True))."
         )
+    if any("crossattention" in type(part).__name__.lower() for part in decoder.modules()):
+        return "its cross attention sees the images of all samples of the row."
     types = getattr(config, "layer_types", None) or ()
     unknown = sorted({str(kind) for kind in types} - set(_SAFE_LAYERS))
     if unknown or getattr(config, "attention_chunk_size", None):

@@ -36,6 +36,14 @@ TINY = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 SAFE = [
     ("llama", "sdpa", {}),
     ("llama", "eager", {}),
@@ -220,12 +228,57 @@ def test_flash_attention_is_safe_by_its_offsets():
     assert "'my_attention'" in pack_for(model).reason
 
 
+def make_internvl():
+    text = {"model_type": "qwen2", **TINY}
+    vision = {**VISION, "image_size": [28, 28], "patch_size": [14, 14]}
+    config = transformers.InternVLConfig(
+        text_config=text, vision_config=vision, image_token_id=IMAGE_TOKEN, downsample_ratio=0.5
+    )
+    torch.manual_seed(0)
+    model = transformers.InternVLForConditionalGeneration(config).float().eval()
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            nn.init.normal_(weight, std=0.2)
+    return model
+
+
+def test_a_vision_language_model_gives_packed_what_it_gives_alone_with_images():
+    model = make_internvl()
+    assert pack_for(model).safe
+    samples = [
+        make_sample(0, text=9, tiles_per_image=(2, 1), tokens_per_tile=1),
+        make_sample(1, text=5),
+        make_sample(2, text=7, tiles_per_image=(3,), tokens_per_tile=1),
+    ]
+    batch = pack(samples, pad_to=16)
+
+    def logits(batch):
+        given = batch.model_inputs()
+        del given["labels"], given["num_items_in_batch"]
+        return model(**{name: value for name, value in given.items() if value is not None}).logits
+
+    with torch.no_grad():
+        packed = batch.split(logits(batch)[0])
+        alone = [logits(pack([sample]))[0] for sample in samples]
+    for found, expected in zip(packed, alone, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert check_isolation(model, batch).isolated
+
+
+def test_cross_attention_to_images_is_unsafe():
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "attention_heads": 2, "image_size": 28}
+    vision |= {"patch_size": 14, "num_global_layers": 1, "intermediate_layers_indices": [0]}
+    config = transformers.MllamaConfig(
+        text_config={**TINY, "cross_attention_layers": [1]}, vision_config=vision
+    )
+    model = transformers.MllamaForConditionalGeneration(config)
+    assert "cross attention sees the images" in pack_for(model).reason
+
+
 def test_chunked_layers_and_images_that_see_themselves_are_unsafe():
     chunked = make_model("llama4_text", attention_chunk_size=4, num_local_experts=2)
     assert "other tokens in a packed row" in pack_for(chunked).reason
-    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
-    vision |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
-    config = transformers.Gemma3Config(text_config=TINY, vision_config=vision)
+    config = transformers.Gemma3Config(text_config=TINY, vision_config=VISION)
     model = transformers.Gemma3ForConditionalGeneration(config)
     assert "images see themselves both ways" in pack_for(model).reason
 
@@ -241,6 +294,13 @@ def test_a_model_of_your_own_is_unknown_but_can_be_tried():
     report = check_isolation(model, pack(samples), tolerance=0.0)
     assert report.isolated
     assert model.training
+
+
+def test_transformers_names_its_flash_attention_arguments_as_we_do():
+    utils = pytest.importorskip("transformers.modeling_flash_attention_utils")
+    named = set(utils.FlashAttentionKwargs.__annotations__)
+    assert {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"} <= named
+    assert named & set(pack(SAMPLES).attention("transformers")) >= {"cu_seq_lens_q", "max_length_k"}
 
 
 def test_wrappers_are_looked_through():
