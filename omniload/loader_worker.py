@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from omniload._memory import keep_freed_memory
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError, OmniloadError, SampleError, ShardError
 from omniload.index import LengthIndex
@@ -276,6 +277,7 @@ class Workers:
                 batch_size=None,
                 sampler=self._sampler,
                 collate_fn=_identity,
+                worker_init_fn=_start_worker,
                 # torch would else draw a seed from the user's global generator
                 generator=self._generator,
                 **self._options.torch_arguments(),
@@ -287,6 +289,11 @@ class Workers:
     def forget(self) -> None:
         """Start with new processes next time: one of those that persist may be dead."""
         self._loader = None
+
+
+def _start_worker(worker: int) -> None:
+    """Set a new process up; called by torch there."""
+    keep_freed_memory()
 
 
 def _identity(batch: Any) -> Any:

@@ -12,11 +12,11 @@ PACKAGE = ROOT / "omniload"
 
 # each layer may import itself's bottom row and the names listed; siblings never meet below loader
 BOTTOM = {"errors", "types", "index", "world", "rng", "costs", "flops", "metrics", "_checkout",
-          "_jit"}  # fmt: skip
+          "_jit", "_memory"}  # fmt: skip
 ALLOWED = {
     "grouping": {"_native"},
     "plan": {"grouping", "plan_balance", "plan_figures", "plan_order", "plan_stream", "_native"},
-    "plan_figures": {"plan_order", "plan_steps", "plan_stream"},
+    "plan_figures": {"bounds", "plan_order", "plan_steps", "plan_stream"},
     "plan_steps": set(),
     "plan_balance": set(),
     "plan_stream": {"plan_order"},
