@@ -232,14 +232,15 @@ class StepPlan:
         self,
         *,
         cost: CostModel = REFERENCE_COST,
-        lp_bound: bool = False,
+        lp_bound: bool | int = False,
         max_steps: int | None = None,
     ) -> PlanFigures:
         """Measure this plan: groups against their bound, balance over ranks, randomness.
 
         Args:
             cost: estimates the time of a micro-batch.
-            lp_bound: compute the sharper, linear-programme bound of the groups too.
+            lp_bound: compute the sharper, linear-programme bound of the groups too, which takes
+                some seconds; a number: it is known, from another plan of the same rows.
             max_steps: steps whose loads are measured, spread evenly; None: all.
 
         Raises:

@@ -120,7 +120,7 @@ def measure_plan(
     accumulation: int,
     balanced: Callable[[int], Groups] | None,
     cost: CostModel,
-    lp_bound: bool,
+    lp_bound: bool | int,
     max_steps: int | None,
 ) -> PlanFigures:
     """Measure a plan; `StepPlan.figures` is the way to call it.
@@ -132,7 +132,7 @@ def measure_plan(
         accumulation: micro-steps of a step.
         balanced: gives the groups of a step after balancing; None: the order is fed as it is.
         cost: estimates times.
-        lp_bound: compute the linear-programme bound too.
+        lp_bound: compute the linear-programme bound too; a number: it is known.
         max_steps: steps whose loads are measured, spread evenly; None: all.
 
     Returns:
@@ -142,9 +142,12 @@ def measure_plan(
     chosen = None if max_steps is None else _spread(-(-stream.known() // slots), max_steps)
     totals, measured = Totals(slots), [np.zeros(0, np.int64)]
     loads = [SlotSums.of(_joined([]), order.index).loads(dp_world_size, accumulation, cost)]
+    rows = [np.zeros(0, np.int64)]
     for first, groups in _runs(stream, slots):
         sums = SlotSums.of(groups, order.index)
         totals.add(sums)
+        if lp_bound is True:
+            rows.append(groups.rows)
         steps = np.arange(first, first + len(groups) // slots)
         if chosen is not None:
             steps = steps[np.isin(steps, chosen)]
@@ -162,15 +165,15 @@ def measure_plan(
         time=join_loads([part["time"] for part in loads]),
     )
     settings = order.settings
+    bound = _pattern_bound(order, rows) if lp_bound is True else (lp_bound or None)
     return PlanFigures(
         grouping=settings.grouping if settings.shuffle else "sequential",
         budget=settings.budget,
         dp_world_size=dp_world_size,
         accumulation=accumulation,
         num_dropped=len(order.oversize),
-        lp_bound=None,
         steps=by_step,
-        **_sizes(by_step, totals, settings.budget),
+        **_sizes(by_step, totals, settings.budget, bound),
         **_means(by_step, slots),
         **_randomness(by_step, totals, slots),
     )
@@ -197,7 +200,17 @@ def _joined(parts: list[Groups]) -> Groups:
     return Groups(rows=rows, offsets=np.cumsum(sizes))
 
 
-def _sizes(steps: StepFigures, totals: Totals, budget: Budget) -> dict[str, Any]:
+def _pattern_bound(order: EpochOrder, rows: list[Int64Array]) -> int:
+    from omniload.bounds import pattern_bound  # Numba, only where it is asked for
+
+    fed = np.concatenate(rows)
+    tokens, tiles = order.index.num_tokens[fed], order.index.num_tiles[fed]
+    return pattern_bound(tokens, tiles, order.settings.budget)
+
+
+def _sizes(
+    steps: StepFigures, totals: Totals, budget: Budget, lp_bound: int | None
+) -> dict[str, Any]:
     rows, tokens, tiles, groups = (
         int(getattr(steps, name).sum())
         for name in ("num_samples", "num_tokens", "num_tiles", "num_groups")
@@ -207,11 +220,13 @@ def _sizes(steps: StepFigures, totals: Totals, budget: Budget) -> dict[str, Any]
         bound = max(bound, -(-tiles // budget.tiles))
     if budget.samples:
         bound = max(bound, -(-rows // budget.samples))
+    larger = max(bound, lp_bound or 0)
     return {
         "num_rows": rows,
         "num_groups": groups,
         "size_bound": bound,
-        "groups_over_bound": groups / bound if bound else 1.0,
+        "lp_bound": lp_bound,
+        "groups_over_bound": groups / larger if larger else 1.0,
         "fill_tokens": tokens / (groups * budget.tokens) if groups else 0.0,
         "fill_tiles": tiles / (groups * budget.tiles) if groups and budget.tiles else None,
         "pad_ratio": 0.0,

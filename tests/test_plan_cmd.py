@@ -128,6 +128,16 @@ def test_groupings_are_compared_on_the_same_rows():
     assert found["length"].pad_ratio_unpacked < 0.1 < found["random"].pad_ratio_unpacked
 
 
+def test_sharper_bound_is_computed_where_it_is_asked_for(tmp_path):
+    path = tmp_path / "lengths.csv"
+    path.write_text("n_tokens,n_tiles\n" + "20,5\n" * 60)
+    command = (path, "--grouping", "isf", "--grouping", "random", "--budget-tiles", 13)
+    rows = json.loads(run(*command, "--lp-bound", "--json"))["rows"]
+    assert [(row["size_bound"], row["lp_bound"]) for row in rows] == [(24, 30)] * 2
+    assert "30 by the linear programme" in " ".join(run(*command, "--lp-bound").split())
+    assert "linear programme" not in run(*command)
+
+
 def test_rows_that_all_pass_the_budget_are_refused():
     with pytest.raises(ConfigError, match=r"rows that fit Budget\(tokens=3, .* got 50 rows, and"):
         compare_plans(make_lengths(50), budget=Budget(tokens=3), dp_world_size=1, cost=CostModel())

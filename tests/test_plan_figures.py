@@ -147,6 +147,21 @@ def test_bounds_count_samples_and_forgo_tiles_that_have_no_limit():
     )
 
 
+def test_linear_programme_gives_a_sharper_bound_where_it_is_asked_for():
+    # three rows of 5 tiles don't fit 13, which the sums don't see
+    index = LengthIndex.from_arrays(num_tokens=[10, 20, 30] * 40, num_tiles=[5] * 120)
+    same = {"budget": Budget(tokens=4096, tiles=13), "window_rows": 50}
+    plan = make_plan(index, **same)
+    found = plan.figures(lp_bound=True)
+    assert found.lp_bound == 60 > found.size_bound == math.ceil(600 / 13)
+    assert found.groups_over_bound == found.num_groups / 60
+    assert plan.figures().lp_bound is None
+    assert plan.figures(lp_bound=61).groups_over_bound == found.num_groups / 61
+    start = plan.position(10)
+    rest = make_plan(index, start=start, **same).figures(lp_bound=True)
+    assert rest.lp_bound == math.ceil(rest.num_rows / 2)
+
+
 def test_dropped_rows_are_counted_and_left_out():
     index = make_lengths(300)
     budget = Budget(tokens=1000)

@@ -146,7 +146,7 @@ def compare_plans(
     seed: int = 0,
     epoch: int = 0,
     cost: CostModel,
-    lp_bound: bool = False,
+    lp_bound: bool | int = False,
     max_steps: int | None = None,
 ) -> dict[str, PlanFigures]:
     """Plan an epoch with each grouping, and measure it.
@@ -161,7 +161,7 @@ def compare_plans(
         seed: seed of the order.
         epoch: the epoch.
         cost: estimates times.
-        lp_bound: compute the sharper bound.
+        lp_bound: compute the sharper bound; a number: it is known.
         max_steps: steps whose loads are measured; None: all.
 
     Returns:
@@ -177,7 +177,7 @@ def compare_plans(
     shown = groupings or [name for name in GROUPINGS if name != "sequential"]
     names = [get_grouping(name).name for name in shown]
     balance = None if sync is None else StepBalance(sync=sync)
-    found = {}
+    found, bound = {}, lp_bound
     for name in names:
         plan = make_plan(
             index,
@@ -194,7 +194,8 @@ def compare_plans(
             raise ConfigError(
                 f"there must be rows that fit {budget}: got {len(index)} rows, and none does."
             )
-        found[name] = plan.figures(cost=cost, lp_bound=lp_bound, max_steps=max_steps)
+        found[name] = plan.figures(cost=cost, lp_bound=bound, max_steps=max_steps)
+        bound = found[name].lp_bound or False  # the rows are the same for all
     return found
 
 
