@@ -86,6 +86,23 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _rows_below(values, num_rows, bound, num_tokens, num_steps, q_block, take_last: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Count the rows from the first on whose first (or last) query has a value below the bound."""
+    low = num_rows * 0
+    high = num_rows
+    for _ in range(num_steps):
+        middle = (low + high) // 2
+        at = middle * q_block
+        if take_last:
+            at = tl.minimum(at + q_block, num_tokens) - 1
+        is_open = low < high
+        is_below = is_open & (tl.load(values + at, mask=is_open, other=0) < bound)
+        high = tl.where(is_open & (is_below == 0), middle, high)
+        low = tl.where(is_below, middle + 1, low)
+    return low
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_steps", "partial_width", "full_width"])  # type: ignore[untyped-decorator]
 def columns_kernel(  # type: ignore[no-untyped-def]
     lo,
@@ -104,48 +121,19 @@ def columns_kernel(  # type: ignore[no-untyped-def]
 ):
     """Write the lists of one block of keys.
 
-    A row is met from the first one on whose last query sees beyond the first key, until the first
-    one whose first query begins after the last key. It is full from the first one on whose first
-    query sees beyond the last key, until the first one whose last query begins after the first key.
+    Rows meet it from the first one on whose last query sees the first key, until the first one
+    whose first query begins after the last key. They are full from the first one on whose first
+    query sees the last key, until the first one whose last query begins after the first key.
     """
     column = tl.program_id(0).to(tl.int64)
-    key = column * kv_block
-    next_key = key + kv_block
-    zero = column * 0
+    key, next_key = column * kv_block, (column + 1) * kv_block
     # in 64 bits: rounding up must not pass 2^31
-    num_rows = (zero + num_tokens + q_block - 1) // q_block
-    num_whole = (zero + num_tokens) // q_block
-    # [low, high) is where each of the four answers lies
-    first, first_high = zero, num_rows
-    end, end_high = zero, num_rows
-    full_first, full_first_high = zero, num_whole
-    full_end, full_end_high = zero, num_whole
-    for _ in range(num_steps):
-        middle = (first + first_high) // 2
-        is_open = first < first_high
-        at = tl.minimum((middle + 1) * q_block, num_tokens) - 1
-        goes_on = is_open & (tl.load(hi + at, mask=is_open, other=0) <= key)
-        first_high = tl.where(is_open & (goes_on == 0), middle, first_high)
-        first = tl.where(goes_on, middle + 1, first)
-
-        middle = (end + end_high) // 2
-        is_open = end < end_high
-        goes_on = is_open & (tl.load(lo + middle * q_block, mask=is_open, other=0) < next_key)
-        end_high = tl.where(is_open & (goes_on == 0), middle, end_high)
-        end = tl.where(goes_on, middle + 1, end)
-
-        middle = (full_first + full_first_high) // 2
-        is_open = full_first < full_first_high
-        goes_on = is_open & (tl.load(hi + middle * q_block, mask=is_open, other=0) < next_key)
-        full_first_high = tl.where(is_open & (goes_on == 0), middle, full_first_high)
-        full_first = tl.where(goes_on, middle + 1, full_first)
-
-        middle = (full_end + full_end_high) // 2
-        is_open = full_end < full_end_high
-        at = (middle + 1) * q_block - 1
-        goes_on = is_open & (tl.load(lo + at, mask=is_open, other=0) <= key)
-        full_end_high = tl.where(is_open & (goes_on == 0), middle, full_end_high)
-        full_end = tl.where(goes_on, middle + 1, full_end)
+    rows = (column * 0 + num_tokens + q_block - 1) // q_block
+    whole = (column * 0 + num_tokens) // q_block
+    first = _rows_below(hi, rows, key + 1, num_tokens, num_steps, q_block, True)
+    end = _rows_below(lo, rows, next_key, num_tokens, num_steps, q_block, False)
+    full_first = _rows_below(hi, whole, next_key, num_tokens, num_steps, q_block, False)
+    full_end = _rows_below(lo, whole, key + 1, num_tokens, num_steps, q_block, True)
     _write_list(
         first, end, full_first, full_end,
         num_partial, partial, num_full, full, column, partial_width, full_width, block,

@@ -152,7 +152,7 @@ def block_bounds(
         whole = (i + 1) * q_block <= num_tokens
         rows[i, 3] = max(hi[first] // kv_block, rows[i, 2]) if whole else rows[i, 2]
     whole_rows = num_tokens // q_block
-    first, end, full_first, full_end = 0, 0, 0, 0
+    first = end = full_first = full_end = 0
     for j in range(num_columns):
         key, next_key = j * kv_block, (j + 1) * kv_block
         while first < num_rows and hi[min((first + 1) * q_block, num_tokens) - 1] <= key:
@@ -163,8 +163,7 @@ def block_bounds(
             full_first += 1
         while full_end < whole_rows and lo[(full_end + 1) * q_block - 1] <= key:
             full_end += 1
-        columns[j, 0] = first
-        columns[j, 1] = end
+        columns[j, 0], columns[j, 1] = first, end
         columns[j, 2] = full_first
         columns[j, 3] = max(full_end, full_first)
     return _longest(rows), _longest(columns)

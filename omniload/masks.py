@@ -222,8 +222,7 @@ def block_mask(
         A BlockMask for batch size 1 and any number of heads.
 
     Raises:
-        ConfigError: see `intervals`; a block size below 1, no token, or compact on a device
-            without max_seqlen.
+        ConfigError: see `intervals`; a block size below 1, no token, compact without max_seqlen.
 
     Cost: O(num_tokens), and the size of the index lists.
     """
