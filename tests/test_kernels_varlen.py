@@ -189,6 +189,8 @@ if sys.argv[2] == "right":
 elif sys.argv[2] == "wrong":
     use(offsets(0, 900, 7, -3, 5), 19)
     use(offsets(-2147483648, 2147483647), 17)
+    use(offsets(0, 2, 3, 5), 19)
+    use(offsets(0, 16, 900), 19)
 else:
     lo, hi = guarded(torch.zeros(16, dtype=torch.int32)), guarded(torch.ones(16, dtype=torch.int32))
     outs = [guarded(torch.zeros(n, dtype=torch.int32)) for n in (1, 2, 1, 2)]
