@@ -155,7 +155,7 @@ def planned(tokens, tiles, budget, balance, ranks, accumulation, sync):
     ],
 )
 def test_loads_of_image_data_come_near_their_bounds(tokens_cap, accumulation, sync, most):
-    tokens, tiles = lengths(16_000, shares=(0, 30, 30, 12, 28))
+    tokens, tiles = lengths(8_000, shares=(0, 30, 30, 12, 28))
     cap = -(-tokens_cap * int(tiles.sum()) // int(tokens.sum()))
     budget = Budget(tokens=tokens_cap, tiles=cap)
     before = planned(tokens, tiles, budget, None, 16, accumulation, sync)
@@ -165,7 +165,7 @@ def test_loads_of_image_data_come_near_their_bounds(tokens_cap, accumulation, sy
 
 
 def test_uniform_modality_makes_mixed_micro_steps_rarer():
-    tokens, tiles = lengths(8000, shares=(60, 10, 10, 10, 10))
+    tokens, tiles = lengths(4000, shares=(60, 10, 10, 10, 10))
     budget = Budget(tokens=2200, tiles=5)
     tokens = np.minimum(tokens, 2200)
     groups = buffered(tokens, tiles, budget=budget, key=(0,))
@@ -181,7 +181,7 @@ def test_uniform_modality_makes_mixed_micro_steps_rarer():
             before += dummy_slots(step, tiles[step.rows], dp_world_size=8).any(axis=1).sum()
             after += dummy_slots(found, tiles[found.rows], dp_world_size=8).any(axis=1).sum()
         assert before > 20
-        assert after < before / 4
+        assert after < before / 3
 
 
 def test_dummy_slots_are_those_without_tiles_beside_some_with():
