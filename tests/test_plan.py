@@ -248,7 +248,7 @@ def test_plan_of_rows_that_are_all_dropped_is_empty():
 
 
 @pytest.mark.parametrize("window_rows", [None, 17])
-@pytest.mark.parametrize("grouping", ["isf", "random"])
+@pytest.mark.parametrize("grouping", ["buffered", "isf", "random"])
 def test_start_at_every_step_and_micro_step_is_exact(window_rows, grouping):
     index = make_index(150)
     same = {"budget": BUDGET, "dp_world_size": 3, "accumulation": 2, "grouping": grouping,
@@ -384,7 +384,7 @@ def test_order_fingerprint_is_the_same_on_other_ranks_only():
     [
         ({"dp_world_size": 0}, "dp_world_size must be an integer of at least 1, got 0"),
         ({"accumulation": 1.5}, "accumulation must be an integer of at least 1, got 1.5"),
-        ({"grouping": "best"}, "grouping must be one of isf"),
+        ({"grouping": "best"}, "grouping must be one of buffered, isf"),
         ({"seed": "a"}, "seed must be an integer, got 'a'"),
         ({"epoch": -1}, "epoch must be at least 0, got -1"),
         ({"oversize": "truncate"}, "oversize must be 'error' or 'drop', got 'truncate'"),

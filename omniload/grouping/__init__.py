@@ -25,7 +25,7 @@ from omniload.types import Budget, Groups
 __all__ = ["DEFAULT_GROUPING", "GROUPINGS", "Grouping", "get_grouping"]
 
 #: The grouping that `make_plan` and the loader take unless told otherwise.
-DEFAULT_GROUPING = "isf"
+DEFAULT_GROUPING = "buffered"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,7 @@ class Grouping:
 GROUPINGS: dict[str, Grouping] = {
     entry.name: entry
     for entry in (
+        Grouping(name="buffered", home="omniload.grouping.buffered:buffered"),
         Grouping(name="isf", home="omniload.grouping.isf:isf"),
         Grouping(name="sequential", home="omniload.grouping.baselines:sequential"),
         Grouping(name="random", home="omniload.grouping.baselines:random"),
