@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+import numpy as np
 
 from omniload.errors import ConfigError
 
@@ -31,7 +33,7 @@ class World:
         replica_size: number of processes that share a batch.
 
     Raises:
-        ConfigError: a rank that is not below its size.
+        ConfigError: not an integer, or a rank that is not below its size.
     """
 
     dp_rank: int = 0
@@ -44,20 +46,27 @@ class World:
     replica_size: int = 1
 
     def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if value is None and name in ("rank", "world_size"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+                raise ConfigError(f"World.{name} must be an integer, got {value!r}.")
+            object.__setattr__(self, name, int(value))
         if self.rank is None:
             object.__setattr__(self, "rank", self.dp_rank * self.replica_size + self.replica_rank)
         if self.world_size is None:
             object.__setattr__(self, "world_size", self.dp_world_size * self.replica_size)
-        for name, position, size in (
-            ("dp_rank", self.dp_rank, self.dp_world_size),
-            ("rank", self.rank, self.world_size),
-            ("replica_rank", self.replica_rank, self.replica_size),
+        for name, size_name in (
+            ("dp_rank", "dp_world_size"),
+            ("rank", "world_size"),
+            ("replica_rank", "replica_size"),
         ):
-            if not isinstance(position, int) or not isinstance(size, int):
-                raise ConfigError(f"World.{name} and its size must be integers.")
+            position, size = getattr(self, name), getattr(self, size_name)
             if size < 1 or not 0 <= position < size:
                 raise ConfigError(
-                    f"World.{name} must be at least 0 and below its size: got {position} of {size}."
+                    f"World.{name} must be at least 0 and below World.{size_name}: got {position} "
+                    f"of {size}."
                 )
         if self.local_rank < 0 or self.node_rank < 0:
             raise ConfigError(
@@ -84,10 +93,13 @@ class World:
         if distributed is not None:
             rank, world_size = int(distributed.get_rank()), int(distributed.get_world_size())
         else:
-            if ("RANK" in os.environ) != ("WORLD_SIZE" in os.environ):
+            # set to nothing is not set: a launcher that lost one of them must not start N loaders
+            # that each read all of the data
+            if bool(os.environ.get("RANK")) != bool(os.environ.get("WORLD_SIZE")):
                 raise ConfigError(
-                    "RANK and WORLD_SIZE must be set together, found only one of them. Start the "
-                    "program with torchrun, unset it, or pass "
+                    "RANK and WORLD_SIZE must be set together: got RANK="
+                    f"{os.environ.get('RANK')!r}, WORLD_SIZE={os.environ.get('WORLD_SIZE')!r}. "
+                    "Start the program with torchrun, unset both, or pass "
                     "world=World(dp_rank=, dp_world_size=)."
                 )
             rank, world_size = _env_int("RANK", 0), _env_int("WORLD_SIZE", 1)

@@ -1,3 +1,6 @@
+import re
+
+import numpy as np
 import pytest
 
 from omniload.errors import ConfigError
@@ -28,6 +31,8 @@ def test_torchrun_variables_are_read(env):
     ("variables", "message"),
     [
         ({"RANK": "1"}, "must be set together"),
+        ({"RANK": "", "WORLD_SIZE": "4"}, "must be set together: got RANK='', WORLD_SIZE='4'"),
+        ({"RANK": "3", "WORLD_SIZE": ""}, "must be set together"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK must be an integer, got 'x'"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "got 2 of 2"),
     ],
@@ -39,6 +44,32 @@ def test_wrong_variables_are_named(env, variables, message):
         World.from_env()
 
 
+def test_empty_variables_count_as_unset(env):
+    env.setenv("RANK", "")
+    env.setenv("WORLD_SIZE", "")
+    assert World.from_env().dp_world_size == 1
+
+
+@pytest.mark.parametrize("name", sorted(World.__dataclass_fields__))
+@pytest.mark.parametrize("value", [True, "1", 1.0, [0]])
+def test_a_fact_that_is_no_integer_is_shown(name, value):
+    with pytest.raises(
+        ConfigError, match=re.escape(f"World.{name} must be an integer, got {value!r}")
+    ):
+        World(**{name: value})
+
+
+def test_numpy_integers_become_python_integers():
+    world = World(dp_rank=np.int64(1), dp_world_size=np.int32(2))
+    assert type(world.dp_rank) is type(world.dp_world_size) is type(world.rank) is int
+    assert world == World(dp_rank=1, dp_world_size=2)
+
+
+def test_a_rank_that_is_not_below_its_size_shows_both():
+    with pytest.raises(ConfigError, match=r"World.dp_rank .* World.dp_world_size: got 2 of 2"):
+        World(dp_rank=2, dp_world_size=2)
+
+
 def test_replicas_share_a_data_parallel_rank():
     world = World(dp_rank=1, dp_world_size=2, replica_rank=3, replica_size=4)
     assert (world.rank, world.world_size) == (7, 8)
@@ -48,8 +79,6 @@ class FakeMesh:
     """The three members of DeviceMesh that are read, for the process at `place`."""
 
     def __init__(self, names, shape, place):
-        import numpy as np
-
         self.mesh_dim_names = names
         self.mesh = np.zeros(shape)
         self._place = place
