@@ -41,7 +41,8 @@ def spread_tiles(
     tiled = np.zeros(num_groups, np.int64)  # samples with tiles
     for group in range(num_groups):
         for entry in range(group_offsets[group], group_offsets[group + 1]):
-            room[group] -= sizes[entry]
+            room[group, 0] -= sizes[entry, 0]
+            room[group, 1] -= sizes[entry, 1]
             tiled[group] += sizes[entry, 1] > 0
     done = 0
     for group in range(num_groups):

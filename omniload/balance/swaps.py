@@ -65,7 +65,8 @@ def swap_samples(
     swaps = np.empty((2, 2), np.int64)
     trials, turn = 0, 0
     while trials < most_trials:
-        unit, most = -1, 0
+        # int(): Numba compiles the callees once more for arguments that are literals
+        unit, most = int(-1), 0  # noqa: UP018, RUF046
         for candidate in range(num_units):
             above = max(totals[candidate, 0] - targets[0], totals[candidate, 1] - targets[1])
             if above > most and not given_up[candidate]:
@@ -74,7 +75,7 @@ def swap_samples(
             break
         turn += 1
         first = turn * _WINDOW if num_units > _WINDOW else 0
-        partner = -1
+        partner = int(-1)  # noqa: UP018, RUF046
         for two in range(2):
             looked, partner, group, against = _best_partner(
                 loads,
@@ -122,12 +123,14 @@ def _count(
     """Write the facts of each group, and the loads of each unit."""
     for unit in range(len(totals)):
         for group in range(unit_offsets[unit], unit_offsets[unit + 1]):
-            facts[group, :2] = caps[group]
+            facts[group, _TOKEN_ROOM] = caps[group, 0]
+            facts[group, _TILE_ROOM] = caps[group, 1]
             for entry in range(group_offsets[group], group_offsets[group + 1]):
                 facts[group, _TOKEN_ROOM] -= sizes[entry, 0]
                 facts[group, _TILE_ROOM] -= sizes[entry, 1]
                 facts[group, _TILES] += sizes[entry, 1]
-                totals[unit] += loads[entry]
+                totals[unit, 0] += loads[entry, 0]
+                totals[unit, 1] += loads[entry, 1]
 
 
 @jit
@@ -149,7 +152,8 @@ def _best_partner(
     """
     first, kinds, two = settings
     num_units = len(totals)
-    trials, best, partner, my_group, other_group = 0, 0, -1, -1, -1
+    trials, partner, my_group, other_group = 0, -1, -1, -1
+    best = int(0)  # noqa: UP018, RUF046 - as above
     for place in range(len(distance)):
         far = (first + place) % num_units
         ahead, above = totals[unit, 0] - totals[far, 0], totals[unit, 1] - totals[far, 1]
