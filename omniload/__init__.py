@@ -39,6 +39,7 @@ _HOME = {
     "StateError": "omniload.errors",
     "StepPlan": "omniload.plan",
     "VisionModel": "omniload.flops",
+    "WorkerError": "omniload.errors",
     "World": "omniload.world",
     "check_isolation": "omniload.isolation",
     "make_plan": "omniload.plan",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
         SampleError,
         ShardError,
         StateError,
+        WorkerError,
     )
     from omniload.flops import LanguageModel, VisionModel
     from omniload.index import LengthIndex

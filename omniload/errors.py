@@ -12,6 +12,7 @@ __all__ = [
     "SampleError",
     "ShardError",
     "StateError",
+    "WorkerError",
 ]
 
 
@@ -37,3 +38,7 @@ class StateError(OmniloadError):
 
 class NativeUnavailableError(OmniloadError):
     """The C++ extension was asked for by name, but is not built."""
+
+
+class WorkerError(OmniloadError, RuntimeError):
+    """A worker process ended, or gave no batch in time."""

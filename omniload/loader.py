@@ -71,7 +71,7 @@ class DataLoader:
         pin_memory: copy batches to page-locked memory, which makes `.to(device)` asynchronous.
         prefetch_factor: batches that each worker prepares ahead.
         persistent_workers: keep workers from one epoch to the next.
-        timeout: seconds to wait for a batch before RuntimeError; 0: no limit.
+        timeout: seconds to wait for a batch before WorkerError; 0: no limit.
         multiprocessing_context: "fork", "spawn", "forkserver", a context, or None for the default.
         window_rows: rows that are planned together; None: the planner's default.
 

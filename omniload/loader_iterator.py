@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Iterator
 
 from omniload.batch import PackedBatch
-from omniload.errors import StateError
+from omniload.errors import StateError, WorkerError
 
 __all__ = ["BatchIterator"]
 
@@ -54,9 +54,12 @@ class BatchIterator(Iterator[PackedBatch]):
             # going on would leave the failed batch out without a word
             self.close("this iterator was closed by an error in one of its batches.")
             self._on_error()
-            if self._has_workers:
-                _release_frames(error)
-            raise
+            if not self._has_workers:
+                raise
+            _release_frames(error)
+            if not _is_about_workers(error):
+                raise
+            raise WorkerError(_explain(error)) from error
         self._on_batch(batch)
         return batch
 
@@ -65,6 +68,27 @@ class BatchIterator(Iterator[PackedBatch]):
         if self._batches is not None:
             self._batches = None
             self._closed_because = because
+
+
+def _is_about_workers(error: BaseException) -> bool:
+    """Tell torch's own errors from those of a batch, which it raises as the type they had."""
+    if type(error) is RuntimeError:
+        return str(error).startswith(("DataLoader worker (pid", "DataLoader timed out"))
+    return isinstance(error, (ConnectionError, EOFError)) and "Caught " not in str(error)
+
+
+def _explain(error: BaseException) -> str:
+    said = f"{type(error).__name__}: {error}"
+    if "timed out" in str(error):
+        return (
+            f"no worker process gave a batch in time ({said}). Raise timeout, num_workers or "
+            "prefetch_factor; the state of the loader still stands before that batch."
+        )
+    return (
+        f"a worker process ended ({said}). The usual cause is memory: lower num_workers or "
+        "prefetch_factor, or give a container more of it, /dev/shm too. The state of the loader "
+        "still stands before the batch that is missing."
+    )
 
 
 def _release_frames(error: BaseException) -> None:

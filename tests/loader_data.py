@@ -1,6 +1,7 @@
 """Small real shards with real JPEGs, and transforms that misbehave, for the tests of the loader."""
 
 import io
+import time
 
 import numpy as np
 import torch
@@ -177,6 +178,16 @@ class Failing(Wrapped):
     def __call__(self, record, rng):
         if record.row == self.row:
             raise KeyError("no such colour")
+        return self.inner(record, rng)
+
+
+class Slow(Wrapped):
+    """Takes longer than anybody waits for."""
+
+    fingerprint = "slow/1"
+
+    def __call__(self, record, rng):
+        time.sleep(60)
         return self.inner(record, rng)
 
 

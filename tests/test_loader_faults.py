@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from omniload import Budget, DataLoader, SampleError, ShardError, StateError, World
+from omniload import Budget, DataLoader, SampleError, ShardError, StateError, WorkerError, World
 from omniload.shards import open_shards
 from omniload.transforms import transform_from_settings
-from tests.loader_data import Failing, Longer, Swapped, rows_of, write_data
+from tests.loader_data import Failing, Longer, Slow, Swapped, rows_of, write_data
 
 BUDGET = Budget(tokens=800, tiles=12)
 NUM_ROWS = 24
@@ -123,10 +123,20 @@ def test_a_killed_worker_is_an_error_and_the_loader_can_go_on(data, persistent, 
     seen = [next(batches)]
     (worker,) = children()
     os.kill(worker, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match=rf"pid.* {worker}\b.*(killed|exited)"):
+    message = rf"a worker process ended \(.*pid.* {worker}\b.*(killed|exited)"
+    with pytest.raises(WorkerError, match=message) as caught:
         seen.extend(batches)
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value.__cause__, (RuntimeError, ConnectionError))
     loading.load_state_dict(loading.state_dict())
     assert sorted(rows_of(seen) + rows_of(loading)) == list(range(NUM_ROWS))
+
+
+def test_a_batch_that_takes_too_long_is_an_error_of_ours(data, children):
+    slow = loader(data, num_workers=1, timeout=0.5, transform=own(data, Slow))
+    with pytest.raises(WorkerError, match=r"gave a batch in time .*timed out.*Raise timeout"):
+        list(slow)
+    assert not children()
 
 
 def test_a_break_leaves_no_process(data, children):
