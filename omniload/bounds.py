@@ -88,7 +88,7 @@ def pattern_bound(
     if len(tokens) == 0:
         return least
     found = _Kinds.of(tokens, tiles, budget.tokens, cap_tiles, kinds)
-    return max(least, _column_generation(found, rounds))
+    return max(least, _column_generation(found, rounds) if found is not None else 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +104,17 @@ class _Kinds:
     @classmethod
     def of(
         cls, tokens: Int64Array, tiles: Int64Array, cap_tokens: int, cap_tiles: int, kinds: int
-    ) -> _Kinds:
-        """Round down; where many rows are, kinds are narrow."""
+    ) -> _Kinds | None:
+        """Round down; where many rows are, kinds are narrow. None: all is rounded to nothing."""
         unit = -(-cap_tokens // _TOKEN_UNITS)
         tile_unit = max(1, -(-cap_tiles // _MOST_TILES))
         cells = np.stack([tiles // tile_unit, tokens // unit], axis=1)
         cells, counts = np.unique(cells, axis=0, return_counts=True)
-        # a kind's share of the loss by rounding is least when widths go with the root of density
+        some = cells.any(axis=1)  # any number of what is rounded down to nothing fits a group
+        cells, counts = cells[some], counts[some]
+        # the loss by rounding is least where widths go with the root of the density
+        if len(cells) == 0:
+            return None
         weights = np.sqrt(counts)
         steps = np.floor((np.cumsum(weights) - weights) * kinds / weights.sum()).astype(np.int64)
         new = np.ones(len(cells), bool)
@@ -171,8 +175,6 @@ def _read_pattern(kinds: _Kinds, chosen: Int64Array, column: Float64Array) -> No
     tiles, tokens = kinds.cap_tiles, kinds.cap_tokens
     while chosen[tiles, tokens] >= 0:
         kind = chosen[tiles, tokens]
-        if kinds.tiles[kind] == kinds.tokens[kind] == 0:
-            break
         column[kind] += 1
         tiles, tokens = tiles - kinds.tiles[kind], tokens - kinds.tokens[kind]
 
@@ -187,8 +189,6 @@ def _best_pattern(
     for kind in range(len(tokens)):
         if prices[kind] <= 0:
             continue
-        if tokens[kind] == 0 and tiles[kind] == 0:
-            continue  # rounded down to nothing: any number fits, so it has no price
         for tile in range(tiles[kind], value.shape[0]):
             for token in range(tokens[kind], value.shape[1]):
                 worth = value[tile - tiles[kind], token - tokens[kind]] + prices[kind]

@@ -70,6 +70,12 @@ def test_pattern_bound_of_a_mix_that_can_be_worked_out():
     assert size_bound(10 * tiles, tiles, budget) == 225
 
 
+def test_rows_far_smaller_than_the_budget_are_no_error():
+    assert pattern_bound([1], [0], Budget(tokens=4096)) == 1
+    assert pattern_bound([1] * 5000, [0] * 5000, Budget(tokens=4096)) == 2
+    assert pattern_bound([1, 4096], [0, 0], Budget(tokens=4096, tiles=9000)) == 2
+
+
 def test_samples_count_too():
     assert size_bound([1] * 10, [0] * 10, Budget(tokens=100, samples=3)) == 4
     assert pattern_bound([1] * 10, [0] * 10, Budget(tokens=100, samples=3)) == 4
