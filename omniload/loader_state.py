@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from omniload._checksum import CHECKSUM, fields_checksum
 from omniload.errors import StateError
 from omniload.plan import StepPlan
 
@@ -22,6 +23,8 @@ _COUNTS = ("epoch", "step", "micro_step", "window", "groups")
 _SHARE = ("dp_world_size", "accumulation")
 #: fields that may be None: no limit, or the planner's default
 _OPTIONAL = ("budget_tiles", "budget_samples", "window_rows")
+#: no number of a state is larger: seeds reach it
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +90,16 @@ class LoaderState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain JSON values."""
-        return {"schema": SCHEMA, **asdict(self)}
+        state = {"schema": SCHEMA, **asdict(self)}
+        return {**state, CHECKSUM: fields_checksum(state)}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> LoaderState:
         """Read what `to_dict` wrote; the dict is not changed.
 
         Raises:
-            StateError: not a mapping, another schema, a field that is missing, unknown or wrong.
+            StateError: not a mapping, another schema, a field that is missing, unknown or wrong, or
+                one that was changed since.
         """
         if not isinstance(state, Mapping):
             raise StateError(
@@ -107,8 +112,8 @@ class LoaderState:
                 f"{state.get('schema')!r}. Is it the state of another loader or another version?"
             )
         names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in state]
-        unknown = [name for name in state if name not in names and name != "schema"]
+        missing = [name for name in (*names, CHECKSUM) if name not in state]
+        unknown = [name for name in state if name not in (*names, "schema", CHECKSUM)]
         if missing or unknown:
             raise StateError(
                 f"the loader state must have the fields of schema {SCHEMA}: missing "
@@ -116,6 +121,12 @@ class LoaderState:
             )
         for field in fields(cls):
             _check_field(field.name, state[field.name], str(field.type))
+        checksum = fields_checksum(state)
+        if state[CHECKSUM] != checksum:
+            raise StateError(
+                "the loader state was changed since state_dict() returned it: its fields give the "
+                f"checksum {checksum!r}, got {state[CHECKSUM]!r}. Load a state as it was saved."
+            )
         return cls(**{name: state[name] for name in names})
 
     @property
@@ -207,9 +218,16 @@ def _check_field(name: str, value: Any, kind: str) -> None:
         fits = isinstance(value, str)
     else:
         fits = isinstance(value, int) and not isinstance(value, bool)
-        fits = fits and value >= (1 if name in _SHARE else 0)
+        fits = fits and (1 if name in _SHARE else 0) <= value <= _LARGEST
     if not fits:
         raise StateError(
             f"the loader state is damaged: {name} must be "
-            f"{'a count' if kind.startswith('int') else kind}, got {value!r}."
+            f"{'a count' if kind.startswith('int') else kind}, got {_shown(value)}."
         )
+
+
+def _shown(value: Any) -> str:
+    # Python refuses to print integers of thousands of digits
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)

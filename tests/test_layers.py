@@ -12,7 +12,7 @@ PACKAGE = ROOT / "omniload"
 
 # each layer may import itself's bottom row and the names listed; siblings never meet below loader
 BOTTOM = {"errors", "types", "index", "world", "rng", "costs", "flops", "metrics", "_checkout",
-          "_jit", "_memory"}  # fmt: skip
+          "_checksum", "_jit", "_memory"}  # fmt: skip
 ALLOWED = {
     "grouping": {"_native"},
     "plan": {"grouping", "plan_balance", "plan_figures", "plan_order", "plan_stream", "_native"},

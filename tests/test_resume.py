@@ -7,6 +7,7 @@ import random
 import pytest
 
 from omniload import Budget, ConfigError, DataLoader, StateError, World
+from omniload._checksum import fields_checksum
 from omniload.shards import open_shards
 from omniload.transforms import transform_from_settings
 from tests.loader_data import Noisy, Wrapped, assert_same, assert_same_run, rows_of, write_data
@@ -31,6 +32,11 @@ def loader(data, **arguments):
 
 def world(dp_rank, dp_world_size):
     return World(dp_rank=dp_rank, dp_world_size=dp_world_size)
+
+
+def resealed(state):
+    """A state whose checksum fits what it says now."""
+    return {**state, "checksum": fields_checksum(state)}
 
 
 def through_json(state):
@@ -205,7 +211,10 @@ def test_other_ranks_inside_a_step_are_refused(data, change):
         ({"budget": Budget(tokens=900, tiles=12)}, r"budget_tokens: 800 .*, 900 in this loader"),
         ({"budget": Budget(tokens=800)}, r"budget_tiles: 12 in the state, None in this loader"),
         ({"seed": 5}, r"seed: 0 in the state, 5 in this loader"),
-        ({"shuffle": False}, r"order: 'buffered/\d+' in the state, 'sequential/\d+' in this loader"),
+        (
+            {"shuffle": False},
+            r"order: 'buffered/\d+' in the state, 'sequential/\d+' in this loader",
+        ),
         ({"grouping": "random"}, r"order: 'buffered/\d+' .* 'random/\d+'"),
         ({"oversize": "drop"}, r"oversize: 'error' in the state, 'drop' in this loader"),
         ({"window_rows": 5}, r"window_rows: None in the state, 5 in this loader"),
@@ -249,6 +258,7 @@ def test_a_changed_transform_is_refused_unless_not_strict(data, transform, caplo
         ({"schema": 2}, "must have schema 1, which this omniload reads, got 2"),
         ({"schema": None}, "must have schema 1"),
         ({"epoch": -1}, "damaged: epoch must be a count, got -1"),
+        ({"groups": 10**30}, "damaged: groups must be a count, got an integer of 100 bits"),
         ({"step": "4"}, "damaged: step must be a count, got '4'"),
         ({"micro_step": True}, "damaged: micro_step must be a count"),
         ({"micro_step": 2}, "micro_step .* must be below its accumulation: got 2 of 2"),
@@ -261,21 +271,32 @@ def test_a_changed_transform_is_refused_unless_not_strict(data, transform, caplo
 )
 def test_a_damaged_state_is_refused(data, change, message):
     loading = loader(data, accumulation=2)
-    state = {**loading.state_dict(), **change}
+    state = resealed({**loading.state_dict(), **change})
     with pytest.raises(StateError, match=message):
         loading.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change", [{"groups": 2}, {"step": 7}, {"seed": 1}, {"checksum": None}, {"window_rows": 9}]
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_state_that_was_edited_is_refused(data, change, strict):
+    loading = loader(data)
+    state = {**loading.state_dict(), **change}
+    with pytest.raises(StateError, match=r"changed since state_dict\(\) returned it"):
+        loading.load_state_dict(state, strict=strict)
 
 
 def test_a_place_at_the_end_of_an_epoch_is_refused(data):
     loading = loader(data)
     end = loading.plan.position(loading.plan.num_steps)
     with pytest.raises(StateError, match=r"names no place in this data: group \d+ of window 0"):
-        loading.load_state_dict({**loading.state_dict(), "step": 50, **end})
+        loading.load_state_dict(resealed({**loading.state_dict(), "step": 50, **end}))
 
 
 def test_another_order_of_the_same_data_is_refused(data):
     loading = loader(data)
-    state = {**loading.state_dict(), "plan": "0" * 32}
+    state = resealed({**loading.state_dict(), "plan": "0" * 32})
     with pytest.raises(StateError, match="another order of samples"):
         loading.load_state_dict(state)
     loading.load_state_dict(state, strict=False)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import omniload
+from omniload._checksum import fields_checksum
 from omniload.balance import StepBalance
 from omniload.errors import ConfigError, StateError
 from omniload.grouping import GROUPINGS
@@ -25,6 +26,11 @@ from tests.strategies import problems
 
 INDEX = make_lengths(300)
 BUDGET = Budget(tokens=4096, tiles=13)
+
+
+def resealed(state):
+    """A state whose checksum fits what it says now."""
+    return {**state, "checksum": fields_checksum(state)}
 
 
 def make_sampler(rank=0, ranks=3, *, index=INDEX, **changes):
@@ -304,7 +310,16 @@ def test_states_of_other_orders_and_other_things_are_refused():
         with pytest.raises(StateError, match="a sampler state must be what state_dict"):
             make_sampler().load_state_dict(wrong)
     with pytest.raises(StateError, match="start must be a position"):
-        make_sampler().load_state_dict({**state, "position": {"window": -1}})
+        make_sampler().load_state_dict(resealed({**state, "position": {"window": -1}}))
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": 3}, {"position": {}}, {"checksum": 5}, {"step": 10**30}]
+)
+def test_a_state_that_was_edited_is_refused(change):
+    state = {**make_sampler().state_dict(4), **change}
+    with pytest.raises(StateError, match=r"changed since state_dict|must be what state_dict"):
+        make_sampler().load_state_dict(state)
 
 
 # --- what is refused, what is reported
