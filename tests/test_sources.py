@@ -153,7 +153,7 @@ def test_weights_of_turns_are_kept():
         ({"conversations": [3]}, "turn 0 must be an object, got int"),
         ({"conversations": [{"from": "wizard", "value": "x"}]}, "roles .* got 'wizard'"),
         ({"conversations": [{"value": "x"}]}, "roles .* got None"),
-        ({"conversations": [{"from": "human", "value": None}]}, "must be a string, got NoneType"),
+        ({"conversations": [{"from": "human", "value": None}]}, "turn 0 has no text: it is null"),
         ({"conversations": turns("<image><image>", "x"), "image": "a"}, "expected 1 marks, got 2"),
         ({"conversations": turns("<image>", "x"), "image": ["a", "b"]}, "expected 2 marks, got 1"),
         ({"conversations": turns("<image>", "x")}, "expected 0 marks, got 1"),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omniload.tools.sources.base import RefusedError
-from omniload.tools.sources.turns import read_turns
+from omniload.tools.sources.turns import read_turns, refuse_tools
 from omniload.transforms.pieces import IMAGE_MARK
 from omniload.types import Message
 
@@ -27,6 +27,7 @@ __all__ = [
     "IMAGE_FIELDS",
     "Conversation",
     "caption_turns",
+    "listed_images",
     "normalise",
     "record_key",
 ]
@@ -37,7 +38,7 @@ COLUMNS = (
     "conversations", "conversation", "messages", "texts", "system",
     "question", "answer", "answers", "query", "response", "caption", "text",
     "image", "images", "image_path", "image_paths",
-    "video", "videos", "audio", "audios",
+    "video", "videos", "audio", "audios", "tools", "functions",
 )  # fmt: skip
 
 _KEYS = ("id", "uid", "key", "__key__", "sample_id", "question_id")
@@ -83,7 +84,8 @@ def normalise(record: Any, *, style: str = "") -> Conversation:
     for name in _OTHER_MEDIA:
         if record.get(name):
             raise RefusedError("other media", f"only images are supported, got {name!r}")
-    listed = list(_listed_images(record))
+    refuse_tools(record, "the record")
+    listed = listed_images(record)
     turns, inline = _turns(record, style, listed)
     system = record.get("system")
     if isinstance(system, str) and system and turns and turns[0].role != "system":
@@ -111,16 +113,28 @@ def caption_turns(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": ""}, {"role": "assistant", "content": text}]
 
 
-def _listed_images(record: dict[str, Any]) -> Iterator[Any]:
+def listed_images(record: dict[str, Any]) -> list[Any]:
+    """Give the images that a record lists outside its turns.
+
+    Raises:
+        RefusedError: two fields list different images.
+    """
+    found: dict[str, list[Any]] = {}
     for name in IMAGE_FIELDS:
         value = record.get(name)
-        if value is None or value == "":
-            continue
-        if isinstance(value, (list, tuple)):
-            yield from (entry for entry in value if entry is not None)
-        else:
-            yield value
-        return
+        values = value if isinstance(value, (list, tuple)) else [value]
+        values = [entry for entry in values if entry is not None and entry != ""]
+        if values:
+            found[name] = values
+    first, *others = found or [""]
+    for name in others:
+        if found[name] != found[first]:
+            raise RefusedError(
+                "image fields differ",
+                f"{first!r} and {name!r} must be equal where a record has both, and they are not: "
+                "it is unknown which images the turns mean",
+            )
+    return found.get(first, [])
 
 
 def _turns(

@@ -77,6 +77,7 @@ class _Elements:
             raise self._error(position, "the file must be an array of records, starting with '['")
         position = self._skip(position + 1)
         if self._text[position : position + 1] == "]":
+            self._end(position + 1)
             return
         decode = json.JSONDecoder().raw_decode
         while True:
@@ -86,10 +87,21 @@ class _Elements:
             position = self._skip(end)
             mark = self._text[position : position + 1]
             if mark == "]":
+                self._end(position + 1)
                 return
             if mark != ",":
                 raise self._error(position, "',' or ']' must follow a record")
             position = self._skip(position + 1)
+
+    def _end(self, position: int) -> None:
+        """Refuse what follows the array: its records would be lost."""
+        position = self._skip(position)
+        if position < len(self._text):
+            raise self._error(
+                position,
+                f"nothing may follow the ']' that ends the array, got "
+                f"{self._text[position : position + 20]!r} at byte {self._base + position}",
+            )
 
     def _starts_with_bom(self) -> bool:
         self._more()
@@ -168,7 +180,7 @@ def read(file: InputFile, span: Span, loader: ImageLoader) -> Iterator[RawSample
 
 def _parse(data: bytes) -> Iterator[object]:
     try:
-        yield from json.loads(b"[" + data + b"]")
+        yield from json.loads((b"[" + data + b"]").decode("utf-8"))
         return
     except (ValueError, RecursionError):
         pass
@@ -179,7 +191,7 @@ def _parse(data: bytes) -> Iterator[object]:
     while position < len(text):
         _, end = decode(text, position)
         try:
-            yield json.loads(data[position:end])
+            yield json.loads(data[position:end].decode("utf-8"))
         except (ValueError, RecursionError) as error:
             yield RefusedError("broken JSON", f"the record is not JSON in UTF-8: {error}")
         match = re.compile(r"[ \t\r\n,]*").match(text, end)

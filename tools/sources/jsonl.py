@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +17,12 @@ from omniload.tools.sources.base import (
     Span,
 )
 from omniload.tools.sources.media import ImageLoader
-from omniload.tools.sources.records import read_record, reject
+from omniload.tools.sources.records import parse_json, read_record, reject
 
 __all__ = ["read", "scan"]
 
 _BLOCK = 1 << 22
 _MAX_LINE = 1 << 30
-_BOM = b"\xef\xbb\xbf"
 
 
 def scan(file: InputFile) -> Iterator[Span | Rejection]:
@@ -67,15 +65,12 @@ def read(file: InputFile, span: Span, loader: ImageLoader) -> Iterator[RawSample
         for number in range(span.first, span.first + span.count):
             line = stream.readline(left)
             left -= len(line)
-            if number == 0 and line.startswith(_BOM):
-                line = line[len(_BOM) :]
-            if not line.strip() or not span.wants(number):
+            if not line.strip(b"\0 \t\r\n") or not span.wants(number):
                 continue
             where = f"{file.label} line {number + 1}"
             try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                broken = RefusedError("broken JSON", f"the line is not JSON: {error}")
-                yield reject(broken, file=file, number=number, where=where)
+                record = parse_json(line, "the line")
+            except RefusedError as error:
+                yield reject(error, file=file, number=number, where=where)
                 continue
             yield read_record(record, file=file, number=number, where=where, loader=loader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,30 @@ from omniload.tools.sources.frames import expand_frames
 from omniload.tools.sources.media import ImageLoader
 from omniload.types import Message
 
-__all__ = ["read_record", "reject"]
+__all__ = ["parse_json", "read_record", "reject"]
+
+
+def parse_json(data: bytes, what: str) -> Any:
+    """Parse JSON in UTF-8, and in nothing else: json itself guesses the encoding of bytes.
+
+    Args:
+        data: the text.
+        what: what it is, for people.
+
+    Raises:
+        RefusedError: not UTF-8, or not JSON.
+    """
+    try:
+        text = data.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
+    except UnicodeDecodeError as error:
+        guess = " (looks like UTF-16)" if b"\0" in data else ""
+        raise RefusedError("broken JSON", f"{what} is not UTF-8{guess}: {error}") from None
+    if "\0" in text:
+        raise RefusedError("broken JSON", f"{what} is not UTF-8 (looks like UTF-16)")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError("broken JSON", f"{what} is not JSON: {error}") from None
 
 
 def read_record(

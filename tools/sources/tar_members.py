@@ -21,19 +21,21 @@ _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A regular file in the archive.
+    """A regular file in the archive, or a link in its place.
 
     Args:
         name: path inside the archive.
         header: byte where its first header begins.
         start: byte where its content begins.
-        num_bytes: size of its content.
+        num_bytes: size of its content; 0 for a link.
+        is_link: whether it is a symbolic or hard link, which is never followed.
     """
 
     name: str
     header: int
     start: int
     num_bytes: int
+    is_link: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ def members(stream: BinaryIO, start: int, stop: int) -> Iterator[Member | Damage
         stop: where to end: size of the archive, or where another header begins.
 
     Yields:
-        Regular files in archive order, and what is damaged between them.
+        Regular files and links in archive order, and what is damaged between them.
     """
     position = start
     first = start  # of the headers that belong to the next member
@@ -90,9 +92,15 @@ def members(stream: BinaryIO, start: int, stop: int) -> Iterator[Member | Damage
                 stream.seek(content)
                 longer |= _meta(header.type, stream.read(num_bytes))
             continue
-        if header.type in _REGULAR:
-            name = longer.get("path", header.name)
-            yield Member(name=name, header=first, start=content, num_bytes=num_bytes)
+        is_link = header.type in (tarfile.SYMTYPE, tarfile.LNKTYPE)
+        if is_link or header.type in _REGULAR:
+            yield Member(
+                name=longer.get("path", header.name),
+                header=first,
+                start=content,
+                num_bytes=num_bytes,
+                is_link=is_link,
+            )
         first, longer = position, {}
     if position < stop:
         yield Damage(start=position, stop=stop, reason="cut short")

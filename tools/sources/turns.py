@@ -10,7 +10,7 @@ from omniload.tools.sources.base import RefusedError
 from omniload.transforms.pieces import IMAGE_MARK
 from omniload.types import Message
 
-__all__ = ["read_turns"]
+__all__ = ["read_turns", "refuse_tools"]
 
 _ROLES = {
     "human": "user",
@@ -55,10 +55,13 @@ def read_turns(values: Sequence[Any], listed: list[Any]) -> tuple[list[Message],
                 "not a record", f"turn {number} must be an object, got {type(value).__name__}"
             )
         role = _role(number, value)
+        refuse_tools(value, f"turn {number}")
         content = value.get("value") if "value" in value else value.get("content")
         if isinstance(content, (list, tuple)):
             in_parts = True
             content = _join_parts(number, content, images, waiting)
+        elif content is None:
+            raise RefusedError("not a record", f"turn {number} has no text: it is null or missing")
         elif not isinstance(content, str):
             raise RefusedError(
                 "not a record",
@@ -71,6 +74,21 @@ def read_turns(values: Sequence[Any], listed: list[Any]) -> tuple[list[Message],
     if in_parts and images:
         return turns, images + list(waiting)
     return turns, None
+
+
+def refuse_tools(fields: dict[str, Any], what: str) -> None:
+    """Refuse a record or a turn with tools: their text would be lost.
+
+    Raises:
+        RefusedError: it has some.
+    """
+    for name in ("tools", "tool_calls", "function_call", "functions"):
+        if fields.get(name) not in (None, "", "[]", [], {}, ()):
+            raise RefusedError(
+                "tool calls",
+                f"tool calls are not supported, and {what} has {name!r}. Write them into the text "
+                "of the turns, as the model is to see them",
+            )
 
 
 def _role(number: int, turn: dict[str, Any]) -> str:

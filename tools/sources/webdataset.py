@@ -2,13 +2,15 @@
 
 Images are `key.jpg`, or `key.0.jpg`, `key.1.jpg`, ... in the order of their numbers, or in the
 order in which the sample's JSON names them. The conversation is `key.json`; a `key.txt` is a
-caption.
+caption. Links are not followed: a sample with one is rejected, and so is a caption that has no
+image although others in its tar have.
 """
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,9 +23,14 @@ from omniload.tools.sources.base import (
     Rejection,
     Span,
 )
-from omniload.tools.sources.conversation import IMAGE_FIELDS, caption_turns, record_key
+from omniload.tools.sources.conversation import (
+    IMAGE_FIELDS,
+    caption_turns,
+    listed_images,
+    record_key,
+)
 from omniload.tools.sources.media import MAX_IMAGE_BYTES, ImageLoader
-from omniload.tools.sources.records import read_record, reject
+from omniload.tools.sources.records import parse_json, read_record, reject
 from omniload.tools.sources.tar_members import Damage, Member, members
 
 __all__ = ["read", "scan"]
@@ -140,8 +147,15 @@ def _sample(
     key = _split(group[0].name)[0]
     where = f"{file.label} sample at byte {group[0].header}"
     try:
+        _refuse_links(group)
         record = _record(stream, group)
         images = sorted((m for m in group if _is_image(m)), key=_image_order)
+        if not images and _is_caption(record) and _has_images(file.path, *_state(stream)):
+            raise RefusedError(
+                "caption without image",
+                "a caption must have an image where others in the tar have: the files of a key "
+                f"must lie next to each other; it has {_names(group)}",
+            )
         record, lookup = _resolve_images(stream, record, images, group)
     except RefusedError as error:
         return reject(error, file=file, number=number, where=where, key=key)
@@ -154,6 +168,41 @@ def _sample(
         key=record_key(record) or key,
         members=lookup,
     )
+
+
+def _refuse_links(group: list[Member]) -> None:
+    for member in group:
+        if member.is_link and (_is_image(member) or _split(member.name)[1] in ("json", "txt")):
+            raise RefusedError(
+                "link in a tar",
+                f"{member.name} is a link, and links in a tar are not followed. Pack the files "
+                "that they point to (tar --dereference --hard-dereference)",
+            )
+
+
+def _is_caption(record: dict[str, Any]) -> bool:
+    """Whether a record is nothing but the text of its images."""
+    if any(record.get(name) for name in IMAGE_FIELDS):
+        return False  # its images may lie outside the tar
+    if any(record.get(name) is not None for name in _TALKS):
+        return False
+    turns = record.get("messages")
+    return turns is None or (isinstance(turns, _Caption))
+
+
+@lru_cache(maxsize=64)
+def _has_images(path: str, size: int, changed_ns: int) -> bool:
+    """Whether any member of an archive is an image; found at once where there are some."""
+    with Path(path).open("rb") as stream:
+        return any(
+            isinstance(member, Member) and not member.is_link and _is_image(member)
+            for member in members(stream, 0, size)
+        )
+
+
+def _state(stream: BinaryIO) -> tuple[int, int]:
+    facts = os.fstat(stream.fileno())
+    return facts.st_size, facts.st_mtime_ns
 
 
 def _is_image(member: Member) -> bool:
@@ -176,12 +225,7 @@ def _record(stream: BinaryIO, group: list[Member]) -> dict[str, Any]:
                 raise RefusedError("broken JSON", f"{member.name} has {member.num_bytes} bytes")
             texts[end] = stream.read(member.num_bytes)
     if "json" in texts:
-        try:
-            record = json.loads(texts["json"])
-        except (ValueError, RecursionError) as error:
-            raise RefusedError(
-                "broken JSON", f"{group[0].name}: its .json is broken: {error}"
-            ) from None
+        record = parse_json(texts["json"], f"{group[0].name}: its .json")
         record = {"conversations": record} if isinstance(record, list) else record
         if not isinstance(record, dict):
             raise RefusedError("not a record", "the .json of a sample must be an object")
@@ -193,9 +237,14 @@ def _record(stream: BinaryIO, group: list[Member]) -> dict[str, Any]:
         text = texts["txt"].decode("utf-8").strip()
     except UnicodeDecodeError as error:
         raise RefusedError("not a record", f"the .txt must be UTF-8: {error}") from None
-    return {"messages": caption_turns(text)}
+    return {"messages": _Caption(caption_turns(text))}
 
 
+class _Caption(list[dict[str, str]]):
+    """The turns made of a caption."""
+
+
+_TALKS = ("conversations", "conversation", "texts", "question", "query")
 _TURNS = ("conversations", "conversation", "messages", "texts", "question", "query", "caption")
 
 
@@ -221,7 +270,7 @@ def _resolve_images(
         stream.seek(member.start)
         return stream.read(member.num_bytes)
 
-    named = [value for name in IMAGE_FIELDS for value in _as_list(record.get(name))]
+    named = listed_images(record)
     if named and (not images or all(isinstance(v, str) and v in by_name for v in named)):
         return record, content
     if named and len(named) != len(images):
@@ -233,9 +282,3 @@ def _resolve_images(
     # no names, or names from before packing: the members stand for them, in order
     rest = {name: value for name, value in record.items() if name not in IMAGE_FIELDS}
     return rest | {"images": [member.name for member in images]}, content
-
-
-def _as_list(value: Any) -> list[Any]:
-    if value is None or value == "":
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]
