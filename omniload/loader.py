@@ -16,10 +16,16 @@ import numpy.typing as npt
 from omniload.batch import PackedBatch
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
-from omniload.loader_checks import choose_transform, compare_over_ranks, data_fingerprint
+from omniload.loader_checks import (
+    choose_transform,
+    compare_over_ranks,
+    data_fingerprint,
+    has_images,
+)
 from omniload.loader_iterator import BatchIterator
 from omniload.loader_settings import LoaderSettings, WorkerOptions, check_count, open_source
 from omniload.loader_state import LoaderState, Place
+from omniload.loader_transform import check_filler, check_picklable
 from omniload.loader_worker import PackDataset, Walk, Workers
 from omniload.padding import Padding
 from omniload.plan import StepPlan
@@ -130,7 +136,21 @@ class DataLoader:
         self._compared = False
         self._plan = self._make_plan(self._place)
         self._live: weakref.ref[BatchIterator] | None = None
-        dataset = PackDataset(self._shards, self._transform, settings=self._settings)
+        # where rows have images, ranks wait for each other in the vision encoder too
+        with_image = has_images(self.index, left_out=self.dropped)
+        if tail == "filler":
+            check_filler(
+                self._transform,
+                self._shards,
+                with_image=with_image,
+                budget=budget,
+                padding=self._settings.padding,
+            )
+        if num_workers:
+            check_picklable(self._transform, multiprocessing_context)
+        dataset = PackDataset(
+            self._shards, self._transform, settings=self._settings, with_image=with_image
+        )
         self._workers = Workers(dataset, options)
 
     @property

@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch.distributed
 
 from omniload.errors import ConfigError, SampleError, ShardError
 from omniload.images import image_kind, missing_codecs
+from omniload.index import LengthIndex
+from omniload.loader_transform import check_fingerprint, given_lengths
 from omniload.shards import Manifest, ShardSet
 from omniload.transforms import Transform, transform_from_settings
 from omniload.types import Record
@@ -26,6 +29,7 @@ __all__ = [
     "choose_transform",
     "compare_over_ranks",
     "data_fingerprint",
+    "has_images",
 ]
 
 #: Rows looked at before the start; each costs tens of microseconds.
@@ -44,6 +48,17 @@ def data_fingerprint(manifest: Manifest) -> str:
     return digest.hexdigest()
 
 
+def has_images(index: LengthIndex, *, left_out: npt.NDArray[np.int64]) -> bool:
+    """Say whether any row that is planned has a tile.
+
+    Args:
+        index: lengths of all rows.
+        left_out: int64 (n,), rows that are not planned.
+    """
+    tiles = index.num_tiles
+    return int(np.count_nonzero(tiles)) > int(np.count_nonzero(tiles[left_out]))
+
+
 def choose_transform(shards: ShardSet, transform: Transform | None) -> Transform:
     """Return the user's transform, checked against the shards, or the one they were made for.
 
@@ -58,6 +73,7 @@ def choose_transform(shards: ShardSet, transform: Transform | None) -> Transform
             "transform must follow omniload.transforms.Transform (callable, fingerprint, filler, "
             f"lengths, model_inputs), got {type(transform).__name__}."
         )
+    check_fingerprint(transform)
     try:
         default: Transform | None = transform_from_settings(dict(shards.manifest.settings))
     except ConfigError:
@@ -95,7 +111,7 @@ def check_transform(shards: ShardSet, transform: Transform, default: Transform |
             int(column[record.row])
             for column in (index.num_tokens, index.num_tiles, index.num_loss_tokens)
         )
-        got = tuple(int(number) for number in transform.lengths(record))
+        got = given_lengths(transform, record)
         if got != planned:
             raise ConfigError(
                 "the transform must give the lengths of the index: expected (tokens, tiles, loss "

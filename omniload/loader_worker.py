@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from omniload._memory import keep_freed_memory
 from omniload.batch import PackedBatch
-from omniload.errors import ConfigError, OmniloadError, SampleError, ShardError
+from omniload.errors import OmniloadError, SampleError, ShardError
 from omniload.index import LengthIndex
 from omniload.loader_settings import LoaderSettings, WorkerOptions
 from omniload.loss import LossTotals
@@ -148,16 +148,23 @@ class PackDataset(Dataset[PackedBatch]):
         transform: from record to sample.
         settings: for the seed of the transform, the padding, and ranks and accumulation, noted in
             each batch.
+        with_image: whether fillers have an image.
     """
 
-    def __init__(self, shards: ShardSet, transform: Transform, *, settings: LoaderSettings) -> None:
+    def __init__(
+        self,
+        shards: ShardSet,
+        transform: Transform,
+        *,
+        settings: LoaderSettings,
+        with_image: bool,
+    ) -> None:
         self._shards = shards
         self._transform = transform
         self._settings = settings
         self._padding = settings.padding_with_token(shards, transform)
         # where the data has images, ranks wait for each other in the vision encoder too
-        self._with_image = bool(shards.index.num_tiles.any())
-        self._check_filler()
+        self._with_image = with_image
 
     def __getitem__(self, task: Task) -> PackedBatch:
         is_filler = len(task.rows) == 0
@@ -179,19 +186,6 @@ class PackDataset(Dataset[PackedBatch]):
             pad_to=self._padding,
         )
 
-    def _check_filler(self) -> None:
-        # found now, and not at the end of the first epoch
-        room = self._padding.num_tokens
-        if room is None or self._settings.tail != "filler":
-            return
-        filler = self._transform.filler(with_image=self._with_image)
-        if filler.num_tokens > room:
-            raise ConfigError(
-                f"the filler of the transform must fit a row of fixed length: expected at most "
-                f"{room} tokens, got {filler.num_tokens}. Raise Budget.tokens, or use "
-                "tail='empty' for evaluation."
-            )
-
     def sample(self, row: int, epoch: int) -> Sample:
         """Read and transform one row, and hold the result against the index.
 
@@ -211,6 +205,11 @@ class PackDataset(Dataset[PackedBatch]):
             raise SampleError(
                 f"the transform failed with {type(error).__name__}: {error} ({_where(record)})"
             ) from error
+        if not isinstance(sample, Sample):
+            raise SampleError(
+                f"the transform must return an omniload.Sample, got {type(sample).__name__} "
+                f"({_where(record)})."
+            )
         self._check(sample, record)
         return sample
 
@@ -234,6 +233,8 @@ class PackDataset(Dataset[PackedBatch]):
                 f"sample_id must be the row of the record: expected {row}, got {sample.sample_id} "
                 f"({_where(record)})."
             )
+        if (lowest := int(sample.input_ids.min())) < 0:
+            raise SampleError(f"input_ids must not be negative, got {lowest} ({_where(record)}).")
         for name in ("num_tokens", "num_tiles", "num_loss_tokens"):
             planned, got = int(getattr(index, name)[row]), getattr(sample, name)
             if planned != got:
