@@ -52,8 +52,8 @@ def pattern_bound(
     num_tiles: npt.ArrayLike,
     budget: Budget,
     *,
-    kinds: int = 400,
-    rounds: int = 4000,
+    kinds: int = 320,
+    rounds: int = 6000,
 ) -> int:
     """Compute a lower bound by the linear programme over patterns, never below `size_bound`.
 

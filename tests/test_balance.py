@@ -204,11 +204,18 @@ def test_two_swaps_at_once_where_neither_fits_alone():
     assert sums(found, moved_tokens).tolist() == [69, 69]
 
 
+class AsEmitted:
+    fingerprint = "as emitted"
+
+    def __call__(self, step, **_):
+        return step
+
+
 def test_plan_takes_a_balance_and_feeds_the_same_samples_a_step():
     tokens, tiles = lengths(3000)
     index = LengthIndex.from_arrays(num_tokens=tokens, num_tiles=tiles)
     arguments = {"budget": Budget(tokens=4096, tiles=14), "dp_world_size": 4, "accumulation": 2}
-    plain = make_plan(index, **arguments)
+    plain = make_plan(index, balance=AsEmitted(), **arguments)
     even = make_plan(index, balance=StepBalance(), **arguments)
     assert even.num_steps == plain.num_steps
     assert even.fingerprint != plain.fingerprint
