@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from omniload._checksum import CHECKSUM
 from omniload.batch import PackedBatch
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
@@ -53,7 +54,8 @@ class DataLoader:
     After an error in a batch the iterator is closed, and the state still stands before that batch.
 
     Where torch.distributed is initialised with as many processes as the world has, the first
-    `iter()` is a collective: it compares the plans of all ranks.
+    `iter()` is a collective, and so is the first after each `load_state_dict` or `set_epoch`: it
+    compares the plans and places of all ranks. So all ranks have to call these alike.
 
     A transform must draw from the generator it is given. Then its result depends on (seed, epoch,
     row) only, and not on the number of workers.
@@ -69,7 +71,9 @@ class DataLoader:
         grouping: name of the way in which rows are grouped; see `omniload.grouping.GROUPINGS`.
         shuffle: False: rows in index order, each group the next rows that fit.
         tail: "filler": all ranks get the same number of batches. "empty": no fillers, so a rank may
-            get fewer batches than others and the loop must hold no collective; for evaluation.
+            get fewer batches than others and the loop must hold no collective; for evaluation. The
+            states of ranks differ near the end of an epoch, where some are in the next one already:
+            save between epochs there.
         oversize: a sample over budget is an "error", or left out ("drop"; see `dropped`).
         pad_to: rows get a multiple of so many tokens; "full": the whole token budget; or a
             `Padding`. None: no padding. The padding lies within the budget; see `Padding`.
@@ -133,7 +137,9 @@ class DataLoader:
         self._transform = choose_transform(self._shards, transform)
         self._place = Place()
         self._taken = False  # whether a batch was handed out since the place was set
+        self._loaded = False  # whether the place was loaded and no batch was taken from it
         self._compared = False
+        self._world_is_given = world is not None
         self._plan = self._make_plan(self._place)
         self._live: weakref.ref[BatchIterator] | None = None
         # where rows have images, ranks wait for each other in the vision encoder too
@@ -199,9 +205,7 @@ class DataLoader:
         elif self._taken:
             self._move(Place(epoch=self._place.epoch))
         if not self._compared:
-            facts = {"tail": self._settings.tail, "plan": self._plan.fingerprint}
-            compare_over_ranks({**self.state_dict(), **facts}, self.world)
-            self._compared = True
+            self._compare()
         seed = derive(self._settings.seed, self._place.epoch) >> 1
         batches = BatchIterator(
             self._workers.start(self._walk(done=self._place.done), seed=seed),
@@ -216,8 +220,10 @@ class DataLoader:
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch; not needed, because epochs advance by themselves.
 
-        It does nothing when that epoch is running or its state was loaded, so a loop that calls it
-        at the head of each epoch resumes correctly.
+        It does nothing when that epoch is running or its state was loaded. Another epoch begins at
+        its beginning, and a loaded place is lost, with a warning. After the last batch of an epoch
+        the state is in the next: so resume with `range(loader.epoch, num_epochs)`, or
+        `set_epoch(loader.epoch)`, and not with an epoch that was saved beside the state.
 
         Args:
             epoch: from 0.
@@ -226,12 +232,24 @@ class DataLoader:
             ConfigError: not a count.
         """
         check_count("epoch", epoch, least=0)
+        self._compared = False  # whether this rank moves or not: others may
         if epoch != self._place.epoch or self._is_finished():
+            if self._loaded and self._place != Place():
+                _log.warning(
+                    "set_epoch(%d) leaves the loaded place (epoch %d, step %d) before a batch was "
+                    "taken from it; to go on from a loaded state, call set_epoch(loader.epoch) or "
+                    "leave set_epoch out",
+                    epoch,
+                    self._place.epoch,
+                    self._place.first_step,
+                )
             self._retire(f"this iterator was ended by set_epoch({epoch}).")
             self._move(Place(epoch=int(epoch)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: plain JSON, below 1 kB, the same on all ranks; see `LoaderState`.
+
+        With tail="empty" alone, ranks that have had their last batch are in the next epoch already.
 
         It stands behind the last batch that was handed out, whatever workers have prefetched. After
         the last batch of an epoch it is the beginning of the next.
@@ -263,6 +281,8 @@ class DataLoader:
             _log.warning("loader state taken up although it differs: %s", "; ".join(differences))
         self._retire("this iterator was ended by load_state_dict().")
         self._move(state.place, plan)
+        self._loaded = True
+        self._compared = False
 
     def _state(self) -> LoaderState:
         place, plan = self._place, self._plan
@@ -287,6 +307,17 @@ class DataLoader:
             transform=self._transform.fingerprint,
         )
 
+    def _compare(self) -> None:
+        facts = {
+            **self.state_dict(),
+            "tail": self._settings.tail,
+            "pad_to": str(self._settings.padding),
+            "plan": self._plan.fingerprint,
+        }
+        del facts[CHECKSUM]  # it differs whenever anything does
+        compare_over_ranks(facts, self.world, world_is_given=self._world_is_given)
+        self._compared = True
+
     def _is_finished(self) -> bool:
         # 0: a rank without any batch in an epoch still has to go through it
         return self._place.done > 0 and self._walk(done=self._place.done).is_done()
@@ -297,7 +328,7 @@ class DataLoader:
         elif (place.epoch, place.start) != (self._place.epoch, self._place.start):
             self._plan = self._make_plan(place)
         self._place = place
-        self._taken = False
+        self._taken = self._loaded = False
 
     def _retire(self, because: str) -> None:
         if self._live is not None and (live := self._live()) is not None:
@@ -321,7 +352,7 @@ class DataLoader:
         steps = batch.step - self._place.first_step
         done = steps * self._settings.accumulation + batch.micro_step + 1
         self._place = replace(self._place, done=done)
-        self._taken = True
+        self._taken, self._loaded = True, False
 
     def _finish(self) -> None:
         self._move(Place(epoch=self._place.epoch + 1))

@@ -5,7 +5,9 @@ Each finds in seconds what would else be found in the middle of a run, or never.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,6 +33,8 @@ __all__ = [
     "data_fingerprint",
     "has_images",
 ]
+
+_log = logging.getLogger(__name__)
 
 #: Rows looked at before the start; each costs tens of microseconds.
 _NUM_PROBES = 8
@@ -143,7 +147,7 @@ def check_codecs(shards: ShardSet, missing: Mapping[str, str]) -> None:
                 )
 
 
-def compare_over_ranks(facts: Mapping[str, Any], world: World) -> None:
+def compare_over_ranks(facts: Mapping[str, Any], world: World, *, world_is_given: bool) -> None:
     """Compare this rank's plan with those of all other ranks; a collective over all processes.
 
     Nothing is compared where torch.distributed is not initialised, or where `world` is not about
@@ -152,14 +156,18 @@ def compare_over_ranks(facts: Mapping[str, Any], world: World) -> None:
     Args:
         facts: what must be the same on all ranks: plain values by name.
         world: who this rank is.
+        world_is_given: whether the user gave `world`; else it was found when the loader was made.
 
     Raises:
-        ConfigError: on all ranks alike, when ranks differ or a data-parallel rank is missing.
+        ConfigError: on all ranks alike, when ranks differ or a data-parallel rank is missing; or
+            the world that was found is not that of torch.distributed.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     size = distributed.get_world_size()
+    if size > 1 and size != world.world_size:
+        _check_world(world, size, is_given=world_is_given)
     if size == 1 or size != world.world_size:
         return
     gathered: list[Any] = [None] * size
@@ -181,6 +189,25 @@ def compare_over_ranks(facts: Mapping[str, Any], world: World) -> None:
             f"none has dp_rank {absent[:8]}: their rows would be lost. The dp_rank of each process "
             f"is {[dp_rank for dp_rank, _ in gathered][:32]}; check world=."
         )
+
+
+def _check_world(world: World, size: int, *, is_given: bool) -> None:
+    if not is_given:
+        raise ConfigError(
+            f"the loader was made for {world.world_size} process(es), but torch.distributed has "
+            f"{size} of them now: every process would read the rows of others. Make the loader "
+            "after init_process_group, or pass world=World(dp_rank=, dp_world_size=)."
+        )
+    if world.world_size == 1:
+        _warn_once(
+            f"world= says that this process is alone, while torch.distributed has {size} of them: "
+            "it reads all rows, and no other rank is compared with it"
+        )
+
+
+@functools.cache  # once a process: an evaluation on one rank is no mistake
+def _warn_once(message: str) -> None:
+    _log.warning(message)
 
 
 def _rank_difference(rank: int, facts: Mapping[str, Any], reference: Mapping[str, Any]) -> str:

@@ -3,7 +3,9 @@
 python -m tests.loader_ranks RANK SIZE RENDEZVOUS_FILE SHARDS CASE...
 """
 
+import io
 import json
+import logging
 import sys
 
 import torch.distributed as dist
@@ -22,22 +24,36 @@ def make(case, rank, shards):
     if case == "alone":
         # a loader on one rank only must not wait for the others
         return DataLoader(shards, budget=BUDGET, world=World()) if rank == 1 else []
+    if case == "pad_to":
+        return DataLoader(shards, budget=BUDGET, pad_to=8 if rank else None)
     loading = DataLoader(shards, budget=BUDGET)
     if case == "state" and rank == 1:
         loading.set_epoch(3)
+    if case in ("rollback", "epoch", "one_moves"):
+        states = [loading.state_dict() for _ in loading]  # ranks agree for an epoch
+        if case == "rollback":
+            loading.load_state_dict(states[rank])
+        else:
+            loading.set_epoch(5 + rank if case == "epoch" else 1 + rank)
     return loading
 
 
 def main(rank, size, rendezvous, shards, *cases):
+    early = {
+        "early": DataLoader(shards, budget=BUDGET),
+        "early_alone": DataLoader(shards, budget=BUDGET, world=World()),
+    }
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=int(size)
     )
-    results = {}
+    results, log = {}, io.StringIO()
+    logging.getLogger("omniload").addHandler(logging.StreamHandler(log))
     for case in cases:
         try:
-            results[case] = {"rows": rows_of(make(case, int(rank), shards))}
+            results[case] = {"rows": rows_of(early.get(case) or make(case, int(rank), shards))}
         except ConfigError as error:
             results[case] = {"error": str(error)}
+    results["log"] = log.getvalue()
     print(json.dumps(results))
     dist.destroy_process_group()
 

@@ -11,7 +11,8 @@ from tests.loader_data import write_data
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_ROWS = 12
-CASES = ("agree", "seed", "state", "dp_rank", "alone")
+CASES = ("agree", "seed", "state", "dp_rank", "alone", "pad_to", "rollback", "epoch", "one_moves",
+         "early", "early_alone")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,11 @@ def test_processes_that_agree_share_the_epoch(results):
         ("seed", "rank 1 in seed (1 against 0)"),
         ("state", "rank 1 in epoch (3 against 0)"),
         ("dp_rank", "none has dp_rank [1]"),
+        ("pad_to", "rank 1 in pad_to ("),
+        ("rollback", "rank 1 in epoch (1 against 0), step (0 against 1)"),
+        ("epoch", "rank 1 in epoch (6 against 5)"),
+        ("one_moves", "rank 1 in epoch (2 against 1)"),
+        ("early", "Make the loader after init_process_group, or pass world="),
     ],
 )
 def test_processes_that_differ_all_stop_and_name_the_rank(results, case, part):
@@ -59,3 +65,9 @@ def test_processes_that_differ_all_stop_and_name_the_rank(results, case, part):
 
 def test_a_loader_on_one_rank_alone_waits_for_nobody(results):
     assert [len(result["alone"]["rows"]) for result in results] == [0, NUM_ROWS]
+
+
+def test_a_loader_that_is_meant_to_be_alone_says_so_once(results):
+    for result in results:
+        assert sorted(result["early_alone"]["rows"]) == list(range(NUM_ROWS))
+        assert result["log"].count("torch.distributed has 2 of them: it reads all rows") == 1

@@ -120,6 +120,24 @@ def test_set_epoch_at_the_head_of_a_resumed_loop_keeps_the_place(data):
     assert_same_run(resumed, batches[middle:])
 
 
+def test_set_epoch_that_throws_a_loaded_place_away_says_so(data, caplog):
+    _, states = record_run(loader(data), num_epochs=1)
+    for state, where in ((states[-1], "epoch 1, step 0"), (states[2], "epoch 0, step 2")):
+        caplog.clear()
+        resumed = loader(data)
+        resumed.load_state_dict(state)
+        resumed.set_epoch(resumed.epoch)
+        assert not caplog.text
+        resumed.set_epoch(4 if state is states[2] else 0)
+        assert f"leaves the loaded place ({where})" in caplog.text
+        assert "call set_epoch(loader.epoch)" in caplog.text
+    caplog.clear()
+    resumed.load_state_dict(states[2])
+    next(iter(resumed))
+    resumed.set_epoch(4)
+    assert not caplog.text
+
+
 def test_a_loaded_place_holds_until_a_batch_is_taken(data):
     batches, states = record_run(loader(data), num_epochs=1)
     resumed = loader(data)
