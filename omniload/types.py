@@ -8,14 +8,18 @@ here.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError, SampleError
+
+if TYPE_CHECKING:
+    from omniload.index import LengthIndex
 
 __all__ = ["IGNORE_INDEX", "Budget", "Groups", "Message", "Record", "Sample"]
 
@@ -61,6 +65,42 @@ class Budget:
                     f"Budget.{name} must be between {least} and {_INT32_MAX}, got {value}."
                 )
             object.__setattr__(self, name, int(value))
+
+    @classmethod
+    def auto(
+        cls,
+        index: LengthIndex,
+        *,
+        tokens: int,
+        samples: int | None = None,
+        accumulation: int = 1,
+        verbose: bool = True,
+    ) -> Budget:
+        """Choose the tile budget that goes with a token budget, from the data.
+
+        Starts from `ceil(tokens * mean tiles / mean tokens)`, packs a part of the rows with this
+        many tiles, a few fewer and a few more, and takes the one that costs the least time. See
+        `omniload.grouping.budgets.auto_budget`, which returns all trials.
+
+        Args:
+            index: lengths of all rows, for example `omniload.shards.open_shards(path).index`.
+            tokens: token budget of a group.
+            samples: most samples of a group; None: no limit.
+            accumulation: micro-batches of an optimizer step.
+            verbose: print what was chosen, and what one tile fewer or more would cost.
+
+        Raises:
+            ConfigError: no row fits the token budget.
+        """
+        # The one call upwards: the search packs rows, but this is where users look for it.
+        budgets = importlib.import_module("omniload.grouping.budgets")
+        choice = budgets.auto_budget(
+            index, tokens=tokens, samples=samples, accumulation=accumulation
+        )
+        if verbose:
+            print(choice)  # noqa: T201
+        found: Budget = choice.budget
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

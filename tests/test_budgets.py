@@ -6,6 +6,7 @@ import pytest
 from omniload.errors import ConfigError
 from omniload.grouping.budgets import auto_budget
 from omniload.index import LengthIndex
+from omniload.types import Budget
 from tests.test_balance import lengths
 
 
@@ -76,3 +77,14 @@ def test_wrong_arguments_are_refused():
     for name, value in (("scan", -1), ("rows", 0), ("accumulation", 0)):
         with pytest.raises(ConfigError, match=f"{name} must be at least"):
             auto_budget(index, tokens=50, **{name: value})
+
+
+def test_budget_auto_prints_what_it_chose(capsys):
+    index = LengthIndex.from_arrays(
+        num_tokens=np.arange(3000) % 700 + 300, num_tiles=np.arange(3000) % 5 + 1
+    )
+    budget = Budget.auto(index, tokens=4096)
+    assert budget == auto_budget(index, tokens=4096).budget
+    assert f"budget of 4096 tokens: {budget.tiles} tiles" in capsys.readouterr().out
+    Budget.auto(index, tokens=4096, verbose=False)
+    assert capsys.readouterr().out == ""
