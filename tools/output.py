@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import json
@@ -15,8 +16,15 @@ from typing import Any
 import xxhash
 
 from omniload.errors import ConfigError
-from omniload.shards.manifest import INDEX_NAME, MANIFEST_NAME, write_atomic
+from omniload.shards.manifest import (
+    INDEX_NAME,
+    MANIFEST_NAME,
+    Manifest,
+    read_manifest,
+    write_atomic,
+)
 from omniload.tools.receipts import Work
+from omniload.tools.replace import STAGING_NAME, swap_in
 from omniload.tools.sources import InputFile
 
 __all__ = [
@@ -25,12 +33,15 @@ __all__ = [
     "check_places",
     "claim",
     "describe_run",
+    "finished_before",
+    "note_finished",
     "take_up",
 ]
 
 REJECTED_NAME = "rejected.jsonl"
 TOKENIZER_NAME = "tokenizer.json"
-_OUR_NAMES = (MANIFEST_NAME, INDEX_NAME, REJECTED_NAME, TOKENIZER_NAME)
+RUN_NAME = ".run.json"
+_OUR_NAMES = (MANIFEST_NAME, INDEX_NAME, REJECTED_NAME, TOKENIZER_NAME, RUN_NAME)
 _LAYOUT = 1
 
 
@@ -58,20 +69,29 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Work]:
 
     Args:
         out: the folder; made if it does not exist.
-        overwrite: remove the shards that are there, whole or not.
+        overwrite: replace the shards that are there: unfinished ones at once, a complete set
+            when the new one is complete.
 
     Yields:
         Where the run keeps its place; its folder exists.
 
     Raises:
-        ConfigError: the folder holds other things, a complete set, or another run is writing.
+        ConfigError: the folder can't be used, holds other things or a complete set, or another
+            run is writing.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"OUT must be a folder, got the file {out}.")
     work = Work(out=os.fspath(folder.absolute()))
-    _refuse_foreign(folder, work, overwrite=overwrite)
-    work.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "no right to write there")
+    except OSError as error:
+        raise ConfigError(
+            f"OUT must be a folder that can be written, got {out}: {error.strerror}. Choose "
+            "another one."
+        ) from None
     # the folder itself is the lock: the system lets go of it when the process dies, however
     lock = os.open(folder, os.O_RDONLY)
     try:
@@ -81,11 +101,17 @@ def claim(out: str, *, overwrite: bool) -> Iterator[Work]:
             raise ConfigError(
                 f"another `omniload preprocess` is writing to {out}. Wait for its end."
             ) from None
-        _remove_partial(folder, work)
-        if overwrite:
+        swap_in(folder, work.folder.name)  # of a run that was killed while it moved them
+        _refuse_foreign(folder, work, overwrite=overwrite)
+        if overwrite and (folder / MANIFEST_NAME).exists() and not work.folder.exists():
+            work = Work(out=os.fspath(folder.absolute() / STAGING_NAME), final=work.out)
+        elif overwrite:
             _remove_shards(folder, work)
-            work.folder.mkdir(exist_ok=True)
+        work.folder.mkdir(parents=True, exist_ok=True)
+        _remove_partial(Path(work.out), work)
         yield work
+        if work.final:
+            swap_in(folder, work.folder.name)
     finally:
         os.close(lock)
 
@@ -157,6 +183,35 @@ def _describe_file(file: InputFile) -> list[Any]:
     return [*place, repr(file.repeat), *state]
 
 
+def finished_before(out: str, run: Mapping[str, Any]) -> Manifest | None:
+    """Tell whether a folder holds what a run would write.
+
+    Args:
+        out: the folder.
+        run: from `describe_run`.
+
+    Returns:
+        Its manifest; None if it is not complete, or of another input or other settings.
+    """
+    folder = Path(out)
+    if (folder / Work(out=out).folder.name).exists() or not (folder / MANIFEST_NAME).exists():
+        return None
+    try:
+        facts = json.loads((folder / RUN_NAME).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return read_manifest(folder) if facts == _run_facts(run) else None
+
+
+def note_finished(work: Work, run: Mapping[str, Any]) -> None:
+    """Leave a note of what the run was, for `finished_before`."""
+    write_atomic(Path(work.out) / RUN_NAME, json.dumps(_run_facts(run)).encode() + b"\n")
+
+
+def _run_facts(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {"run_xxh3_128": xxhash.xxh3_128_hexdigest(json.dumps(run, sort_keys=True).encode())}
+
+
 def take_up(work: Work, run: Mapping[str, Any]) -> bool:
     """Decide whether an unfinished run goes on, or a new one begins.
 
@@ -178,7 +233,10 @@ def take_up(work: Work, run: Mapping[str, Any]) -> bool:
         before = None
     if before == now:
         return True
-    if not any(work.folder.glob("[0-9]*.json")):  # nothing was done yet that could be lost
+    if work.final or not any(work.folder.glob("[0-9]*.json")):
+        # to be replaced anyway, or nothing was done yet that could be lost
+        for path in work.folder.glob("[0-9]*"):
+            path.unlink()
         (work.folder / "spans.npy").unlink(missing_ok=True)
         write_atomic(path, json.dumps(run).encode())
         return False

@@ -258,6 +258,8 @@ def parse_bytes(text: str) -> int:
 
 def _report(summary: Summary, out: Path, *, as_json: bool) -> None:
     facts = summary.as_dict()
+    if summary.already_complete and not as_json:
+        typer.echo(f"already complete: {out} holds this input with these settings")
     if as_json:
         import json
 
@@ -273,8 +275,12 @@ def _report(summary: Summary, out: Path, *, as_json: bool) -> None:
 
 def _lines(facts: dict[str, Any], out: Path) -> list[str]:
     lines = [
-        f"read        {facts['read']:,} samples in {facts['seconds']:.1f} s "
-        f"({facts['samples_per_second']:,.0f} samples/s)",
+        f"read        {facts['read']:,} samples"
+        + (
+            ""
+            if facts["already_complete"]
+            else f" in {facts['seconds']:.1f} s ({facts['samples_per_second']:,.0f} samples/s)"
+        ),
         f"written     {facts['written']:,} to {out}: {facts['shards']} shards, "
         f"{facts['bytes'] / (1 << 20):,.1f} MiB",
         f"tokens      {facts['tokens']:,} (mean {facts['mean_tokens']:,.1f}), "

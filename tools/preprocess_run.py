@@ -25,6 +25,8 @@ from omniload.tools.output import (
     check_places,
     claim,
     describe_run,
+    finished_before,
+    note_finished,
     take_up,
 )
 from omniload.tools.pieces import PieceJob, strict_message
@@ -32,7 +34,7 @@ from omniload.tools.processes import run_pieces
 from omniload.tools.progress_bar import progress_bar, shown_files
 from omniload.tools.receipts import COUNTS, Receipt, Work, read_receipt, rejection_line
 from omniload.tools.recipe import Recipe, RunOptions, make_encoder
-from omniload.tools.sources import InputFile
+from omniload.tools.sources import InputFile, Rejection
 from omniload.tools.sources.detect import find_input
 
 __all__ = ["Summary", "preprocess_data"]
@@ -48,6 +50,7 @@ class Summary:
         seconds: wall time of this run; a run that went on counts its own part.
         resumed_pieces: pieces that an earlier run had done.
         pieces: all pieces.
+        already_complete: whether an earlier run had done it all.
     """
 
     manifest: Manifest
@@ -55,6 +58,7 @@ class Summary:
     seconds: float = 0.0
     resumed_pieces: int = 0
     pieces: int = 0
+    already_complete: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Give it as plain JSON."""
@@ -73,6 +77,7 @@ class Summary:
             "samples_per_second": round(counts["read"] / max(self.seconds, 1e-9), 1),
             "pieces": self.pieces,
             "resumed_pieces": self.resumed_pieces,
+            "already_complete": self.already_complete,
         }
 
 
@@ -118,13 +123,18 @@ def preprocess_data(
     files = find_input(src, format_name=format_name, image_root=image_root)
     settings = recipe.settings()
     run = describe_run(files, settings, options.that_decide_bytes())
+    finished = None if overwrite else finished_before(str(out), run)
+    if finished is not None:
+        return _already_complete(finished, Path(out), strict=options.strict)
     with claim(str(out), overwrite=overwrite) as work:
         going_on = take_up(work, run)
         job = _Run(files=files, recipe=recipe, options=options, work=work, settings=settings)
         job.plan(going_on, show=show_progress)
         resumed = job.pieces_done()
+        if options.strict:
+            job.refuse_rejected()
         job.do_pieces(workers, show=show_progress)
-        manifest, reasons = job.finish()
+        manifest, reasons = job.finish(run)
         shutil.rmtree(work.folder)
     return Summary(
         manifest=manifest,
@@ -133,6 +143,18 @@ def preprocess_data(
         resumed_pieces=resumed,
         pieces=job.num_pieces,
     )
+
+
+def _already_complete(manifest: Manifest, out: Path, *, strict: bool) -> Summary:
+    rejected = _rejected_lines(out / REJECTED_NAME)
+    if strict and rejected:
+        raise SampleError(strict_message(Rejection(number=-1, **rejected[0])))
+    reasons = Counter(line["category"] for line in rejected)
+    return Summary(manifest=manifest, reasons=dict(reasons.most_common()), already_complete=True)
+
+
+def _rejected_lines(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
 
 
 class _Run:
@@ -186,10 +208,17 @@ class _Run:
     def pieces_done(self) -> int:
         """Take up the receipts that are there."""
         for piece in range(self.num_pieces):
-            receipt = read_receipt(self._work, piece)
+            receipt = read_receipt(self._work, piece, verify=True)
             if receipt is not None:
                 self._done[piece] = receipt
         return len(self._done)
+
+    def refuse_rejected(self) -> None:
+        """End a strict run that goes on after one that wasn't, and that rejected something."""
+        paths = [self._work.rejected(piece) for piece in sorted(self._done)]
+        for path in (self._work.folder / "scan.rejected.jsonl", *paths):
+            for line in _rejected_lines(path)[:1]:
+                raise SampleError(strict_message(Rejection(number=-1, **line)))
 
     def do_pieces(self, workers: int, *, show: bool) -> None:
         """Do the pieces that have no receipt."""
@@ -216,7 +245,7 @@ class _Run:
             fingerprint=self._fingerprint,
         )
 
-    def finish(self) -> tuple[Manifest, dict[str, int]]:
+    def finish(self, run: dict[str, Any]) -> tuple[Manifest, dict[str, int]]:
         """Write tokenizer, rejections, index, and last the manifest."""
         out = Path(self._work.out)
         counts = Counter(dict.fromkeys(COUNTS, 0))
@@ -240,14 +269,16 @@ class _Run:
         if not shards:
             self._give_up()
             raise ConfigError(
-                f"all {counts['read']} records are rejected, so there is nothing to write: "
-                f"{ordered}. See {out / REJECTED_NAME} for each of them."
+                f"all {counts['read']} records are rejected: "
+                f"{', '.join(f'{count} {reason}' for reason, count in ordered.items())}. See "
+                f"{out / REJECTED_NAME} for each of them."
             )
         used = {shard.info.name for shard in shards}
         for path in out.glob("shard-*.arrow"):
             if path.name not in used:  # of a run with other settings that got nowhere
                 path.unlink()
         write_atomic(out / TOKENIZER_NAME, make_encoder(self._recipe).tokenizer_json().encode())
+        note_finished(self._work, run)
         manifest = finish_shards(out, shards, settings=self._settings, counts=dict(counts))
         return manifest, ordered
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from omniload.tools.sources import InputFile
 
-__all__ = ["progress_bar", "shown_files"]
+__all__ = ["bytes_bar", "progress_bar", "shown_files"]
 
 
 def shown_files(files: Sequence[InputFile]) -> Iterator[InputFile]:
@@ -22,6 +22,29 @@ def shown_files(files: Sequence[InputFile]) -> Iterator[InputFile]:
 
     console = Console(stderr=True)
     yield from track(files, description="scan", console=console, transient=True)
+
+
+@contextlib.contextmanager
+def bytes_bar(name: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show how many bytes are done, on standard error.
+
+    Args:
+        name: what is done.
+        show: False: show nothing.
+
+    Yields:
+        A function to call with (bytes done, bytes in all).
+    """
+    if not show:
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager

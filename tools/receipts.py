@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from omniload.shards import FinishedShard, ShardInfo
+from omniload.shards import FinishedShard, ShardInfo, fault_of_file
 from omniload.shards.manifest import write_atomic
 from omniload.tools.sources import Rejection
 
@@ -29,10 +29,12 @@ class Work:
     """The folder where an unfinished run keeps its place, `OUT/.preprocess`.
 
     Args:
-        out: the output folder.
+        out: the output folder, or the one where a set is made that will replace a complete one.
+        final: where it goes in that case; "" else.
     """
 
     out: str
+    final: str = ""
 
     @property
     def folder(self) -> Path:
@@ -90,14 +92,22 @@ def write_receipt(
     write_atomic(work.receipt(piece), json.dumps(facts).encode())
 
 
-def read_receipt(work: Work, piece: int) -> Receipt | None:
-    """Read the receipt of a piece; None if it is not done, or its shards are not there."""
+def read_receipt(work: Work, piece: int, *, verify: bool = False) -> Receipt | None:
+    """Read the receipt of a piece; None if it is not done, or its shards are not there.
+
+    Args:
+        work: where.
+        piece: its number.
+        verify: compare checksums too, not sizes only.
+    """
     try:
         facts: dict[str, Any] = json.loads(work.receipt(piece).read_bytes())
         raw = np.frombuffer(work.lengths(piece).read_bytes(), np.int32).reshape(3, -1)
         infos = [ShardInfo(**shard["info"]) for shard in facts["shards"]]
         for info in infos:
             if (Path(work.out) / info.name).stat().st_size != info.num_bytes:
+                return None
+            if verify and fault_of_file(Path(work.out), info):
                 return None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -16,6 +16,7 @@ from omniload.shards.manifest import (
     write_manifest,
 )
 from omniload.shards.reader import ShardSet, open_shards
+from omniload.shards.verify import fault_of_file, verify_shards
 from omniload.shards.write import finish_shards, write_index, write_shards
 
 __all__ = [
@@ -25,10 +26,12 @@ __all__ = [
     "ShardInfo",
     "ShardSet",
     "ShardWriter",
+    "fault_of_file",
     "finish_shards",
     "open_shards",
     "read_manifest",
     "settings_fingerprint",
+    "verify_shards",
     "write_index",
     "write_manifest",
     "write_shards",
