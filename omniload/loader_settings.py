@@ -23,6 +23,12 @@ from omniload.world import World
 __all__ = ["LoaderSettings", "WorkerOptions", "check_count", "check_flag", "open_source"]
 
 _INT63_MAX = 2**63 - 1
+#: beyond these no run makes sense, and memory ends before any error
+_MOST_MICRO_STEPS = 2**20
+_MOST_PREFETCHED = 1024
+_MOST_WORKERS = 4096
+#: threads can't wait longer than some hundred years; a year is longer than any run
+_LONGEST_WAIT_S = 366 * 24 * 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +58,7 @@ class LoaderSettings:
                     f"{name} must be an omniload.{kind.__name__}, got {type(value).__name__}."
                 )
         check_count("seed", self.seed, least=0)
-        check_count("accumulation", self.accumulation, least=1)
+        check_count("accumulation", self.accumulation, least=1, most=_MOST_MICRO_STEPS)
         if self.window_rows is not None:
             check_count("window_rows", self.window_rows, least=1)
         check_flag("shuffle", self.shuffle)
@@ -66,7 +72,7 @@ class LoaderSettings:
             ("tail", self.tail, ("filler", "empty")),
             ("oversize", self.oversize, ("error", "drop")),
         ):
-            if text not in known:
+            if not isinstance(text, str) or text not in known:
                 raise ConfigError(f"{name} must be {known[0]!r} or {known[1]!r}, got {text!r}.")
 
     @property
@@ -158,13 +164,17 @@ class WorkerOptions:
     multiprocessing_context: str | BaseContext | None
 
     def __post_init__(self) -> None:
-        check_count("num_workers", self.num_workers, least=0)
-        check_count("prefetch_factor", self.prefetch_factor, least=1)
+        check_count("num_workers", self.num_workers, least=0, most=_MOST_WORKERS)
+        check_count("prefetch_factor", self.prefetch_factor, least=1, most=_MOST_PREFETCHED)
         check_flag("pin_memory", self.pin_memory)
         check_flag("persistent_workers", self.persistent_workers)
         timeout = self.timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout >= 0:
-            raise ConfigError(f"timeout must be seconds, at least 0, got {timeout!r}.")
+        is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+        if not is_number or not 0 <= timeout <= _LONGEST_WAIT_S:
+            raise ConfigError(
+                f"timeout must be seconds, at least 0 (no limit) and at most {_LONGEST_WAIT_S}, "
+                f"got {timeout!r}."
+            )
         context = self.multiprocessing_context
         if isinstance(context, str):
             known = torch.multiprocessing.get_all_start_methods()
@@ -244,15 +254,16 @@ def _choose_padding(pad_to: int | str | Padding | None, budget: Budget) -> Paddi
     return padding
 
 
-def check_count(name: str, value: Any, *, least: int) -> None:
-    """Check that an argument is an integer from `least` on.
+def check_count(name: str, value: Any, *, least: int, most: int = _INT63_MAX) -> None:
+    """Check that an argument is an integer from `least` to `most`.
 
     Raises:
         ConfigError: it is not.
     """
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_integer or not least <= value <= _INT63_MAX:
-        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    if not is_integer or not least <= value <= most:
+        limit = "" if most == _INT63_MAX else f" and at most {most}"
+        raise ConfigError(f"{name} must be an integer of at least {least}{limit}, got {value!r}.")
 
 
 def check_flag(name: str, value: Any) -> None:
