@@ -14,7 +14,7 @@ from omniload.costs import REFERENCE_COST, CostModel
 from omniload.errors import ConfigError
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
-from omniload.plan_balance import Balance, balanced
+from omniload.plan_balance import Balance, balance_name, balanced, choose_balance
 from omniload.plan_figures import PlanFigures, measure_plan
 from omniload.plan_order import EpochOrder, OrderSettings
 from omniload.plan_stream import GroupStream, read_position
@@ -36,6 +36,10 @@ def make_plan(
     shuffle: bool = True,
     oversize: str = "error",
     window_rows: int | None = None,
+    sync: str | None = "step",
+    cost: CostModel | None = None,
+    uniform_modality: bool = False,
+    dummy_tokens: int = 0,
     balance: Balance | None = None,
 ) -> StepPlan:
     """Plan an epoch: which rows each rank trains on, micro-step by micro-step.
@@ -52,13 +56,21 @@ def make_plan(
         seed: any integer; its low 64 bits count.
         epoch: at least 0; every epoch has other groups.
         start: a `StepPlan.position` of the same epoch to go on from; steps count from 0 again. With
-            another `dp_world_size` or `accumulation` it has to lie between two steps.
-        shuffle: False: next fit in index order, whatever the grouping.
+            another `dp_world_size`, `accumulation` or balance it has to lie between two steps.
+        shuffle: False: next fit in index order, whatever the grouping; steps are not rearranged.
         oversize: rows that don't fit the budget even alone: "error", or "drop" to leave them out,
             list them in `dropped` and log a warning.
         window_rows: rows that are planned together, contiguous and in a seeded order; memory grows
             with this and not with the data. None: all rows, or 4 million at most.
-        balance: rearranges each step when it is asked for; None: emission order.
+        sync: when ranks wait for each other; the samples of a step are dealt to them so that they
+            wait least. "step": at the optimizer (DDP, ZeRO-1 and 2). "micro-step": at each
+            micro-batch (FSDP, ZeRO-3, pipelines). None: emission order.
+        cost: what is to be even, as estimated time; None: tiles and tokens.
+        uniform_modality: see that all ranks have tiles in a micro-step or none, as far as swaps
+            inside the step can do it; `omniload.balance.dummy_slots` says where they can't.
+        dummy_tokens: with `uniform_modality`, room for a dummy document that each group without
+            tiles keeps; a row that leaves less is over the budget.
+        balance: rearranges steps instead of the balance that `sync` and `cost` ask for.
 
     Returns:
         The plan; windows are planned when steps are asked for.
@@ -85,9 +97,17 @@ def make_plan(
         shuffle=shuffle,
         oversize=oversize,
         window_rows=window_rows,
+        dummy_tokens=dummy_tokens if uniform_modality else 0,
     )
+    chosen = choose_balance(
+        sync=sync, cost=cost, uniform_modality=uniform_modality, dummy_tokens=dummy_tokens
+    )
+    if balance is None and shuffle:
+        balance = chosen
     order = EpochOrder(index, settings)
-    window, groups, micro_step = read_position(start, order, sizes[0], sizes[1])
+    window, groups, micro_step = read_position(
+        start, order, dp_world_size=sizes[0], accumulation=sizes[1], balance=balance
+    )
     return StepPlan(
         order=order,
         dp_world_size=sizes[0],
@@ -103,13 +123,14 @@ class StepPlan:
 
     Step s holds the groups [s * N * A, (s + 1) * N * A) of the emission order, N ranks and A
     micro-steps: micro-step m of rank r gets the group s * N * A + m * N + r, unless a `balance`
-    rearranges the step. Only the last step may have filler slots, and no rank has more than one
-    filler more than another.
+    rearranges the step: its rows stay the same. Only the last step may have filler slots, and no
+    rank has more than one filler more than another.
 
     Attributes:
         dp_world_size: data-parallel ranks N.
         accumulation: micro-steps of a step A.
         first_micro_step: where step 0 goes on; above 0 only when `start` lay inside a step.
+        balance: rearranges each step when it is asked for; None: emission order.
         dropped: int64 (n,), rising, rows over the budget that `oversize="drop"` left out.
     """
 
@@ -129,7 +150,7 @@ class StepPlan:
         self.dropped = order.oversize
         self._order = order
         self._stream = GroupStream(order, first)
-        self._balance = balance
+        self.balance = balance
         self._recent: tuple[int, Groups] | None = None
 
     @property
@@ -152,7 +173,7 @@ class StepPlan:
             self.accumulation,
             *self._stream.first,
             self.first_micro_step,
-            None if self._balance is None else self._balance.fingerprint,
+            balance_name(self.balance),
         ]
         return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
@@ -207,9 +228,9 @@ class StepPlan:
         """
         if self._recent is None or self._recent[0] != step:
             groups = self._emitted(step)
-            if self._balance is not None:
+            if self.balance is not None:
                 groups = balanced(
-                    self._balance,
+                    self.balance,
                     groups,
                     self._order.index,
                     budget=self._order.settings.budget,
@@ -255,13 +276,13 @@ class StepPlan:
             self._stream,
             dp_world_size=self.dp_world_size,
             accumulation=self.accumulation,
-            balanced=None if self._balance is None else self.step_groups,
+            balanced=None if self.balance is None else self.step_groups,
             cost=cost,
             lp_bound=lp_bound,
             max_steps=max_steps,
         )
 
-    def position(self, step: int, micro_step: int = 0) -> dict[str, int]:
+    def position(self, step: int, micro_step: int = 0) -> dict[str, Any]:
         """Say how far the epoch is consumed before a micro-step, for `make_plan(start=)`.
 
         Args:
@@ -270,8 +291,8 @@ class StepPlan:
 
         Returns:
             `window`, and `groups` consumed in it in emission order. Inside a step also
-            `micro_step`, `dp_world_size` and `accumulation`, and both count from the window in
-            which the step begins. Plain JSON.
+            `micro_step`, `dp_world_size`, `accumulation` and `balance`, and both count from the
+            window in which the step begins. Plain JSON.
 
         Raises:
             ConfigError: there is no such step or micro-step.
@@ -286,11 +307,15 @@ class StepPlan:
         if step < 0 or (last >= 0 and not self.has_step(last)):
             raise ConfigError(f"step must be between 0 and {self.num_steps}, got {step}.")
         window, groups = self._stream.locate(step * self._slots)
-        position = {"window": window, "groups": groups + micro_step * self.dp_world_size}
+        position: dict[str, Any] = {
+            "window": window,
+            "groups": groups + micro_step * self.dp_world_size,
+        }
         if micro_step:
             position["micro_step"] = micro_step
             position["dp_world_size"] = self.dp_world_size
             position["accumulation"] = self.accumulation
+            position["balance"] = balance_name(self.balance)
         return position
 
     def _emitted(self, step: int) -> Groups:

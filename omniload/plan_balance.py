@@ -7,11 +7,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from omniload.costs import CostModel
 from omniload.errors import ConfigError
 from omniload.index import LengthIndex
 from omniload.types import Budget, Groups
 
-__all__ = ["Balance", "balanced"]
+__all__ = ["Balance", "balance_name", "balanced", "choose_balance"]
 
 
 class Balance(Protocol):
@@ -82,3 +83,38 @@ def balanced(
             f"groups, got {len(groups.rows)} rows in {len(groups)} groups."
         )
     return groups
+
+
+def balance_name(balance: Balance | None) -> str:
+    """Name what arranges steps, for states and fingerprints; "none": emission order."""
+    return "none" if balance is None else balance.fingerprint
+
+
+def choose_balance(
+    *,
+    sync: str | None,
+    cost: CostModel | None,
+    uniform_modality: bool,
+    dummy_tokens: int,
+) -> Balance | None:
+    """Make the balance of the arguments of `make_plan`.
+
+    Returns:
+        None where `sync` is: emission order.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+    from omniload.balance import StepBalance  # Numba, only where a plan is made
+
+    if sync is not None and sync not in ("step", "micro-step"):
+        raise ConfigError(f"sync must be 'step', 'micro-step' or None, got {sync!r}.")
+    if not isinstance(uniform_modality, bool):
+        raise ConfigError(f"uniform_modality must be True or False, got {uniform_modality!r}.")
+    balance = StepBalance(
+        sync=sync or "step",
+        cost=cost,
+        uniform_modality=uniform_modality,
+        dummy_tokens=dummy_tokens if uniform_modality else 0,
+    )
+    return None if sync is None else balance

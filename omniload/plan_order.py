@@ -42,6 +42,8 @@ class OrderSettings:
         shuffle: False: next fit in index order.
         oversize: rows over the budget: "error", or "drop" to leave them out.
         window_rows: rows that are planned together; None: 4 million at most.
+        dummy_tokens: room that a group without tiles keeps, where the data has tiles; a row
+            without tiles that leaves less alone is over the budget.
 
     Raises:
         ConfigError: a setting of the wrong type or out of range.
@@ -54,6 +56,7 @@ class OrderSettings:
     shuffle: bool = True
     oversize: str = "error"
     window_rows: int | None = None
+    dummy_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
@@ -61,7 +64,9 @@ class OrderSettings:
         get_grouping(self.grouping)
         if self.oversize not in ("error", "drop"):
             raise ConfigError(f"oversize must be 'error' or 'drop', got {self.oversize!r}.")
-        for name, least in (("seed", None), ("epoch", 0), ("window_rows", 1)):
+        for name, least in (
+            ("seed", None), ("epoch", 0), ("window_rows", 1), ("dummy_tokens", 0)
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is None and name == "window_rows":
                 continue
@@ -70,6 +75,11 @@ class OrderSettings:
             if least is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}.")
             object.__setattr__(self, name, int(value))
+        if self.dummy_tokens >= self.budget.tokens:
+            raise ConfigError(
+                f"a dummy document must fit the budget: expected fewer than {self.budget.tokens} "
+                f"tokens, got {self.dummy_tokens}. Raise Budget.tokens."
+            )
         if not self.shuffle and self.grouping not in (DEFAULT_GROUPING, "sequential"):
             _warn_once(f"shuffle=False groups in index order: grouping={self.grouping!r} is unused")
 
@@ -91,9 +101,10 @@ class EpochOrder:
     def __init__(self, index: LengthIndex, settings: OrderSettings) -> None:
         self.index = index
         self.settings = settings
-        self.oversize = find_oversize(index, settings.budget)
+        self._room = settings.dummy_tokens if index.num_tiles.any() else 0
+        self.oversize = find_oversize(index, settings.budget, dummy_tokens=self._room)
         if len(self.oversize):
-            _report_oversize(index, settings, self.oversize)
+            _report_oversize(index, settings, self.oversize, self._room)
         self._grouping = get_grouping(settings.grouping if settings.shuffle else "sequential")
         rows = settings.window_rows
         if rows is None:
@@ -118,6 +129,8 @@ class EpochOrder:
             "index": self.index.fingerprint,
             "version": _VERSION,
         }
+        if not self._room:
+            del facts["dummy_tokens"]  # it decides nothing
         text = json.dumps(facts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -155,12 +168,19 @@ class EpochOrder:
             rows, tokens, tiles = rows[fits], tokens[fits], tiles[fits]
         settings = self.settings
         key = (settings.seed, settings.epoch, _TAG_GROUPS, window)
-        groups = self._grouping(tokens, tiles, budget=settings.budget, key=key)
+        groups = self._grouping(
+            tokens, tiles, budget=settings.budget, key=key, dummy_tokens=self._room
+        )
         return Groups(rows=rows[groups.rows], offsets=groups.offsets)
 
 
-def find_oversize(index: LengthIndex, budget: Budget) -> Int64Array:
+def find_oversize(index: LengthIndex, budget: Budget, *, dummy_tokens: int = 0) -> Int64Array:
     """Find the rows that don't fit the budget even alone.
+
+    Args:
+        index: lengths of all rows.
+        budget: upper bounds of a group.
+        dummy_tokens: room that has to be left beside a row without tiles.
 
     Returns:
         int64 (num_oversize,), rising.
@@ -169,6 +189,9 @@ def find_oversize(index: LengthIndex, budget: Budget) -> Int64Array:
     for first in range(0, len(index), _ROWS_AT_ONCE):
         part = slice(first, first + _ROWS_AT_ONCE)
         over = index.num_tokens[part] > budget.tokens
+        if dummy_tokens:
+            bare = index.num_tiles[part] == 0
+            over |= bare & (index.num_tokens[part] > budget.tokens - dummy_tokens)
         if budget.tiles is not None:
             over |= index.num_tiles[part] > budget.tiles
         found.append(np.flatnonzero(over) + first)
@@ -181,22 +204,27 @@ def _even_share(total: int, most: int) -> int:
     return max(1, -(-total // parts))
 
 
-def _report_oversize(index: LengthIndex, settings: OrderSettings, rows: Int64Array) -> None:
+def _report_oversize(
+    index: LengthIndex, settings: OrderSettings, rows: Int64Array, room: int
+) -> None:
     budget = settings.budget
     tokens, tiles = index.num_tokens[rows], index.num_tiles[rows]
-    excess = tokens / budget.tokens
+    needed = tokens.astype(np.int64) + np.where(tiles == 0, room, 0)
+    excess = needed / budget.tokens
     if budget.tiles is not None:
         excess = np.maximum(excess, tiles / max(budget.tiles, 1))
     worst = np.argsort(-excess, kind="stable")[:_LISTED]
     listed = ", ".join(f"row {rows[i]}: {tokens[i]} tokens, {tiles[i]} tiles" for i in worst)
     found = f"{len(rows)} of {len(index)} rows are over {budget} even alone; the worst: {listed}."
+    if room:
+        found += f" Beside a row without tiles, a dummy image needs {room} tokens."
     if settings.oversize == "drop":
         _warn_once(f"{found} They are left out (oversize='drop') and listed in plan.dropped.")
         return
-    again = f"--max-tokens {budget.tokens}"
-    if (tokens <= budget.tokens).all():
+    again = f"--max-tokens {budget.tokens - room}"
+    if (needed <= budget.tokens).all():
         again = "fewer tiles per image"
-    need = f"tokens={max(budget.tokens, int(tokens.max()))}"
+    need = f"tokens={max(budget.tokens, int(needed.max()))}"
     if budget.tiles is not None:
         need += f", tiles={max(budget.tiles, int(tiles.max()))}"
     raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from omniload.errors import StateError
+from omniload.plan_balance import Balance, balance_name
 from omniload.plan_order import EpochOrder
 from omniload.types import Groups
 
@@ -73,7 +74,12 @@ class GroupStream:
 
 
 def read_position(
-    start: Mapping[str, Any] | None, order: EpochOrder, dp_world_size: int, accumulation: int
+    start: Mapping[str, Any] | None,
+    order: EpochOrder,
+    *,
+    dp_world_size: int,
+    accumulation: int,
+    balance: Balance | None,
 ) -> tuple[int, int, int]:
     """Check a position that `StepPlan.position` gave.
 
@@ -81,12 +87,13 @@ def read_position(
         Window, and group in it, where the first step begins, and the micro-step it goes on at.
 
     Raises:
-        StateError: it is none, or lies inside a step of other ranks or accumulation.
+        StateError: it is none, or lies inside a step of other ranks, accumulation or balance.
     """
     if start is None:
         return 0, 0, 0
     names = {"window", "groups", "micro_step", "dp_world_size", "accumulation"}
     found = dict(start) if isinstance(start, Mapping) else {}
+    arranged = found.pop("balance", None)
     values = {name: found.get(name, 0) for name in names}
     wrong = [v for v in values.values() if isinstance(v, bool) or not isinstance(v, int) or v < 0]
     if wrong or not {"window", "groups"} <= found.keys() <= names:
@@ -102,6 +109,12 @@ def read_position(
             f"micro-step {micro_step} of {saved[1]} on {saved[0]} ranks, now accumulation "
             f"{accumulation} on {dp_world_size} ranks. Start from a state that was saved "
             "between two steps, or go on as before."
+        )
+    if micro_step and arranged != balance_name(balance):
+        raise StateError(
+            "a position inside a step fits the same balance only: saved with "
+            f"{arranged}, now {balance_name(balance)}. Start from a state that was saved between "
+            "two steps, or go on with the same sync, cost and uniform_modality."
         )
     begin = groups - micro_step * dp_world_size
     count = order.count(window) if begin > 0 and window < order.num_windows else 0

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Sampler
 
+from omniload.costs import CostModel
 from omniload.errors import ConfigError, StateError
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
@@ -59,7 +60,9 @@ class PlanBatchSampler(Sampler[list[int]]):
             such a rank gets fewer batches, so the loop must hold no collective; for evaluation.
         oversize: a row over the budget is an "error", or left out ("drop"; see `dropped`).
         window_rows: rows that are planned together; None: the planner's default.
-        balance: rearranges each step; None: emission order.
+        sync: "step", "micro-step" or None, when ranks wait for each other; see `make_plan`.
+        cost: what is to be even, as estimated time; None: tiles and tokens.
+        balance: rearranges steps instead of the balance that `sync` and `cost` ask for.
 
     Raises:
         ConfigError: an argument is wrong, or doesn't fit the lengths; a row over the budget; with
@@ -82,6 +85,8 @@ class PlanBatchSampler(Sampler[list[int]]):
         tail: str = "repeat",
         oversize: str = "error",
         window_rows: int | None = None,
+        sync: str | None = "step",
+        cost: CostModel | None = None,
         balance: Balance | None = None,
     ) -> None:
         if tail not in TAILS:
@@ -98,6 +103,8 @@ class PlanBatchSampler(Sampler[list[int]]):
             "shuffle": shuffle,
             "oversize": oversize,
             "window_rows": window_rows,
+            "sync": sync,
+            "cost": cost,
             "balance": balance,
         }
         self._newest: object = None  # marks the iterator whose batches count
@@ -213,10 +220,11 @@ class PlanBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a saved place: the next `iter()` yields what was still to come.
 
-        Another number of ranks or another accumulation can be taken up between two steps.
+        Other ranks, another accumulation, sync or cost can be taken up between two steps.
 
         Raises:
-            StateError: not a state; of other lengths or settings; inside a step of other ranks.
+            StateError: not a state; of other lengths or settings; inside a step of other ranks,
+                accumulation, sync or cost.
         """
         found = read_state(state_dict)
         if self._make_plan(found["epoch"], None).order_fingerprint != found["order"]:

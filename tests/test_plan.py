@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omniload.costs import CostModel
 from omniload.errors import ConfigError, StateError
 from omniload.grouping import GROUPINGS
 from omniload.index import LengthIndex
@@ -67,7 +68,8 @@ def test_each_row_is_fed_once_in_equal_steps_of_emission_order(
 ):
     budget, tokens, tiles = problem
     index = LengthIndex.from_arrays(num_tokens=tokens, num_tiles=tiles)
-    same = {"budget": budget, "grouping": grouping, "window_rows": window_rows, "shuffle": shuffle}
+    same = {"budget": budget, "grouping": grouping, "window_rows": window_rows, "shuffle": shuffle,
+            "sync": None}  # fmt: skip
     plan = make_plan(index, dp_world_size=dp_world_size, accumulation=accumulation, **same)
     fed = slots(plan)
     assert sorted(row for rows in fed for row in rows) == list(range(len(index)))
@@ -249,10 +251,11 @@ def test_plan_of_rows_that_are_all_dropped_is_empty():
 
 @pytest.mark.parametrize("window_rows", [None, 17])
 @pytest.mark.parametrize("grouping", ["buffered", "isf", "random"])
-def test_start_at_every_step_and_micro_step_is_exact(window_rows, grouping):
+@pytest.mark.parametrize("sync", ["step", "micro-step"])
+def test_start_at_every_step_and_micro_step_is_exact(window_rows, grouping, sync):
     index = make_index(150)
     same = {"budget": BUDGET, "dp_world_size": 3, "accumulation": 2, "grouping": grouping,
-            "window_rows": window_rows, "seed": 5, "epoch": 2}  # fmt: skip
+            "window_rows": window_rows, "seed": 5, "epoch": 2, "sync": sync}  # fmt: skip
     whole = make_plan(index, **same)
     all_slots = slots(whole)
     for step in range(whole.num_steps + 1):
@@ -286,12 +289,14 @@ def test_position_counts_groups_in_emission_order():
     ),
     window_rows=st.one_of(st.none(), st.integers(20, 300)),
     grouping=st.sampled_from(sorted(GROUPINGS)),
+    sync=st.sampled_from([None, "step", "micro-step"]),
 )
 def test_epoch_continued_on_other_ranks_and_accumulation_feeds_each_row_once(
-    runs, window_rows, grouping
+    runs, window_rows, grouping, sync
 ):
     index = make_index(700)
-    same = {"budget": BUDGET, "window_rows": window_rows, "grouping": grouping, "epoch": 3}
+    same = {"budget": BUDGET, "window_rows": window_rows, "grouping": grouping, "epoch": 3,
+            "sync": sync}  # fmt: skip
     fed, start = [], None
     for dp_world_size, accumulation, num_steps in [*runs, (4, 1, None)]:
         plan = make_plan(
@@ -300,7 +305,9 @@ def test_epoch_continued_on_other_ranks_and_accumulation_feeds_each_row_once(
         last = plan.num_steps if num_steps is None else min(num_steps, plan.num_steps)
         fed += rows_of(plan, 0, last)
         start = plan.position(last)
-    assert fed == rows_of(make_plan(index, **same))
+    assert sorted(fed) == list(range(len(index)))
+    if sync is None:
+        assert fed == rows_of(make_plan(index, **same))
 
 
 def test_epoch_goes_from_8_over_6_to_16_ranks_at_arbitrary_steps():
@@ -362,6 +369,11 @@ def test_fingerprint_changes_with_everything_that_decides_the_plan():
         {"window_rows": 50},
         {"start": {"window": 0, "groups": 4}},
         {"balance": Reversed()},
+        {"sync": None},
+        {"sync": "micro-step"},
+        {"cost": CostModel(tile=1.0)},
+        {"uniform_modality": True},
+        {"uniform_modality": True, "dummy_tokens": 5},
     ]
     index = make_index(100)
     found = [make_plan(index, **{**base, **other}).fingerprint for other in [{}, *others]]
@@ -390,6 +402,11 @@ def test_order_fingerprint_is_the_same_on_other_ranks_only():
         ({"oversize": "truncate"}, "oversize must be 'error' or 'drop', got 'truncate'"),
         ({"window_rows": 0}, "window_rows must be at least 1, got 0"),
         ({"budget": 4096}, r"budget must be an omniload.Budget, got 4096"),
+        ({"sync": "always"}, "sync must be 'step', 'micro-step' or None, got 'always'"),
+        ({"cost": 3}, "cost must be an omniload.CostModel or None, got 3"),
+        ({"uniform_modality": 1}, "uniform_modality must be True or False, got 1"),
+        ({"uniform_modality": True, "dummy_tokens": -1}, "dummy_tokens must be .*at least 0"),
+        ({"uniform_modality": True, "dummy_tokens": 100}, "fewer than 100 tokens, got 100"),
     ],
 )
 def test_wrong_settings_are_refused(wrong, match):
@@ -452,7 +469,7 @@ class Reversed:
 def test_balance_rearranges_only_the_steps_that_are_asked_for():
     index, balance = make_index(200), Reversed()
     same = {"budget": BUDGET, "dp_world_size": 3, "accumulation": 2}
-    plain, plan = make_plan(index, **same), make_plan(index, balance=balance, **same)
+    plain, plan = make_plan(index, sync=None, **same), make_plan(index, balance=balance, **same)
     assert plan.num_steps == plain.num_steps
     assert balance.calls == 0
     assert slots(plan, 4, 5) == slots(plain, 4, 5)[::-1]
@@ -461,6 +478,97 @@ def test_balance_rearranges_only_the_steps_that_are_asked_for():
     assert plan.position(5) == plain.position(5)
     rest = make_plan(index, balance=balance, start=plan.position(5, 1), **same)
     assert slots(rest) == slots(plan)[5 * 6 + 3 :]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    problem=problems(),
+    grouping=st.sampled_from(sorted(GROUPINGS)),
+    dp_world_size=st.integers(1, 5),
+    accumulation=st.integers(1, 3),
+    sync=st.sampled_from(["step", "micro-step"]),
+    uniform=st.booleans(),
+)
+def test_sync_keeps_steps_their_rows_and_places(
+    problem, grouping, dp_world_size, accumulation, sync, uniform
+):
+    budget, tokens, tiles = problem
+    index = LengthIndex.from_arrays(num_tokens=tokens, num_tiles=tiles)
+    same = {"budget": budget, "grouping": grouping, "dp_world_size": dp_world_size,
+            "accumulation": accumulation}  # fmt: skip
+    plain = make_plan(index, sync=None, **same)
+    plan = make_plan(index, sync=sync, uniform_modality=uniform, **same)
+    assert plan.num_steps == plain.num_steps
+    assert plan.order_fingerprint == plain.order_fingerprint
+    for step in range(plan.num_steps):
+        groups, emitted = plan.step_groups(step), plain.step_groups(step)
+        assert sorted(groups.rows) == sorted(emitted.rows)
+        assert ((np.diff(groups.offsets) > 0) == (np.diff(emitted.offsets) > 0)).all()
+        assert (groups.sums(tokens) <= budget.tokens).all()
+        assert plan.num_loss_tokens(step) == plain.num_loss_tokens(step)
+        assert plan.position(step) == plain.position(step)
+
+
+def test_balanced_ranks_wait_less_by_default():
+    index = make_index(3000)
+    ratios = []
+    for sync in ("step", None):
+        figures = make_plan(
+            index, budget=BUDGET, dp_world_size=8, accumulation=4, sync=sync
+        ).figures()
+        ratios.append((figures.dist_tokens_step, figures.dist_tiles_step))
+    assert ratios[0][0] < 0.3 * ratios[1][0]
+    assert ratios[0][1] < 0.3 * ratios[1][1]
+
+
+def test_shuffle_false_keeps_the_order_whatever_the_balance():
+    plan = make_plan(make_index(60), budget=BUDGET, dp_world_size=2, shuffle=False)
+    assert plan.balance is None
+
+
+def test_position_inside_a_step_fits_the_same_balance_only():
+    index = make_index(100)
+    plan = make_plan(index, budget=BUDGET, dp_world_size=2, accumulation=2, sync="step")
+    same = {"budget": BUDGET, "dp_world_size": 2, "accumulation": 2, "sync": None}
+    make_plan(index, start=plan.position(1), **same)
+    with pytest.raises(StateError, match=r"saved with step-balance-\d+ .*, now none.*same sync"):
+        make_plan(index, start=plan.position(1, 1), **same)
+
+
+@pytest.mark.parametrize("grouping", sorted(GROUPINGS))
+@pytest.mark.parametrize("sync", [None, "step", "micro-step"])
+def test_groups_without_tiles_keep_room_for_a_dummy(grouping, sync):
+    index = make_index(600)
+    index = LengthIndex.from_arrays(  # two thirds text
+        num_tokens=index.num_tokens, num_tiles=index.num_tiles * (np.arange(600) % 3 == 0)
+    )
+    plan = make_plan(
+        index, budget=BUDGET, grouping=grouping, dp_world_size=3, accumulation=2, sync=sync,
+        uniform_modality=True, dummy_tokens=30,
+    )  # fmt: skip
+    assert sorted(rows_of(plan)) == list(range(600))
+    bare = 0
+    for step in range(plan.num_steps):
+        groups = plan.step_groups(step)
+        tokens, tiles = groups.sums(index.num_tokens), groups.sums(index.num_tiles)
+        assert (tokens[tiles == 0] <= BUDGET.tokens - 30).all()
+        bare += int((tiles == 0).sum())
+    assert bare > 10
+
+
+def test_row_that_leaves_no_room_for_a_dummy_is_over_the_budget():
+    index = LengthIndex.from_arrays(num_tokens=[95, 95, 20], num_tiles=[0, 1, 0])
+    same = {"budget": BUDGET, "uniform_modality": True, "dummy_tokens": 30}
+    with pytest.raises(ConfigError) as caught:
+        make_plan(index, **same)
+    text = str(caught.value)
+    assert "1 of 3 rows" in text
+    assert "Beside a row without tiles, a dummy image needs 30 tokens" in text
+    assert "Budget(tokens=125, tiles=8)" in text
+    assert "--max-tokens 70" in text
+    assert make_plan(index, oversize="drop", **same).dropped.tolist() == [0]
+    text_only = LengthIndex.from_arrays(num_tokens=[95, 20], num_tiles=[0, 0])
+    assert make_plan(text_only, **same).num_steps == 2
 
 
 def test_balance_that_loses_rows_is_refused():
@@ -481,10 +589,15 @@ GOLDEN = Path(__file__).parent / "golden" / "plans.json"
 
 
 def golden_cases():
-    cases = {name: {"grouping": name} for name in GROUPINGS}
-    cases["isf, seed 1, epoch 2"] = {"grouping": "isf", "seed": 1, "epoch": 2}
-    cases["isf, windows of 40"] = {"grouping": "isf", "window_rows": 40}
-    cases["isf, tokens only"] = {"grouping": "isf", "budget": Budget(tokens=4096)}
+    plain = {"sync": None}
+    cases = {name: {"grouping": name, **plain} for name in GROUPINGS}
+    cases["default"] = {}
+    cases["sync micro-step"] = {"sync": "micro-step"}
+    cases["cost"] = {"cost": CostModel(tile=300.0, token=1.0, token_pair=0.001)}
+    cases["uniform modality"] = {"uniform_modality": True, "dummy_tokens": 300}
+    cases["isf, seed 1, epoch 2"] = {"grouping": "isf", "seed": 1, "epoch": 2, **plain}
+    cases["isf, windows of 40"] = {"grouping": "isf", "window_rows": 40, **plain}
+    cases["isf, tokens only"] = {"grouping": "isf", "budget": Budget(tokens=4096), **plain}
     cases["not shuffled"] = {"shuffle": False}
     return cases
 

@@ -56,7 +56,7 @@ def test_json_holds_the_figures_of_the_plans(lengths):
     assert (found["source"], found["seed"]) == ("lengths lengths.parquet", 3)
     plan = make_plan(
         read_length_file(parquet), budget=Budget(tokens=4096, tiles=13), dp_world_size=4,
-        accumulation=2, grouping="random", seed=3, epoch=1,
+        accumulation=2, grouping="random", seed=3, epoch=1, sync=None,
     )  # fmt: skip
     assert found["rows"][SHUFFLED.index("random")] == plan.figures().as_dict()
     assert plan.figures().num_rows == len(index)

@@ -211,7 +211,7 @@ def test_randomness_is_that_of_the_groups_as_they_are_fed(grouping, window_rows)
     index = make_lengths(20_000)
     plan = make_plan(
         index, budget=Budget(tokens=4096, tiles=13), dp_world_size=4, accumulation=2,
-        grouping=grouping, window_rows=window_rows,
+        grouping=grouping, window_rows=window_rows, sync=None,
     )  # fmt: skip
     steps = [plan.step_groups(step) for step in range(plan.num_steps)]
     fed = Groups(
@@ -230,7 +230,7 @@ def test_randomness_tells_a_shuffle_from_sorted_rows():
     index = make_lengths(20_000)
     budget = Budget(tokens=4096, tiles=13)
     found = {
-        name: make_plan(index, budget=budget, dp_world_size=8, grouping=name).figures()
+        name: make_plan(index, budget=budget, dp_world_size=8, grouping=name, sync=None).figures()
         for name in ("random", "device")
     }
     assert 0.75 < found["random"].variance_ratio < 1.3
@@ -242,7 +242,7 @@ def test_randomness_tells_a_shuffle_from_sorted_rows():
 def test_steps_are_measured_many_at_once():
     index = make_lengths(100_000)
     same = {"budget": Budget(tokens=4096, tiles=13), "dp_world_size": 4, "grouping": "random"}
-    plan = make_plan(index, **same)
+    plan = make_plan(index, sync=None, **same)
     assert plan.num_steps > 7000
     calls = 0
 

@@ -34,7 +34,7 @@ def walk(index, *, window_rows, grouping=DEFAULT_GROUPING):
     tracemalloc.start()
     plan = make_plan(
         index, budget=BUDGET, dp_world_size=64, accumulation=4, window_rows=window_rows,
-        grouping=grouping,
+        grouping=grouping, sync=None,
     )  # fmt: skip
     num_rows, step = 0, 0
     while plan.has_step(step):
@@ -74,7 +74,7 @@ def test_figures_of_five_million_rows_need_the_memory_of_one_million(five_millio
     for count in (10_000, 1_000_000, 5_000_000):
         plan = make_plan(
             first_rows(five_million, count), budget=BUDGET, dp_world_size=64, window_rows=250_000,
-            grouping="random",
+            grouping="random", sync=None,
         )  # fmt: skip
         tracemalloc.start()
         figures = plan.figures()

@@ -170,13 +170,11 @@ def compare_plans(
     Raises:
         ConfigError: an unknown grouping or `sync`, or no row that fits the budget.
     """
-    from omniload.balance import StepBalance
     from omniload.grouping import GROUPINGS, get_grouping
     from omniload.plan import make_plan
 
     shown = groupings or [name for name in GROUPINGS if name != "sequential"]
     names = [get_grouping(name).name for name in shown]
-    balance = None if sync is None else StepBalance(sync=sync)
     found, bound = {}, lp_bound
     for name in names:
         plan = make_plan(
@@ -188,7 +186,7 @@ def compare_plans(
             seed=seed,
             epoch=epoch,
             oversize="drop",
-            balance=balance,
+            sync=sync,
         )
         if len(plan.dropped) == len(index):
             raise ConfigError(

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError
+from omniload.grouping.room import keep_room
 from omniload.types import Budget, Groups
 
 __all__ = ["DEFAULT_GROUPING", "GROUPINGS", "Grouping", "get_grouping"]
@@ -37,11 +38,13 @@ class Grouping:
         home: where the function lives, as "module:function".
         version: raised whenever the same input gives other groups or another order; part of the
             fingerprint of a plan, so that a state from before is told apart.
+        keeps_room: whether the function takes `dummy_tokens`; groups of others are split after it.
     """
 
     name: str
     home: str
     version: int = 1
+    keeps_room: bool = False
 
     def __call__(
         self,
@@ -50,6 +53,7 @@ class Grouping:
         *,
         budget: Budget,
         key: tuple[int, ...],
+        dummy_tokens: int = 0,
     ) -> Groups:
         """Group rows.
 
@@ -58,6 +62,8 @@ class Grouping:
             num_tiles: int32 (n,), tiles per row, none above `budget.tiles`.
             budget: upper bounds of a group.
             key: integers that seed all randomness, for example (seed, epoch, window).
+            dummy_tokens: room that a group without tiles keeps for a dummy document, unless it is a
+                single row.
 
         Returns:
             Groups of the rows 0 .. n-1, none empty, in the order in which they are fed.
@@ -69,16 +75,23 @@ class Grouping:
         _check_rows_fit("tiles", num_tiles, budget.tiles)
         module, _, function = self.home.partition(":")
         groups: Groups = getattr(importlib.import_module(module), function)(
-            num_tokens, num_tiles, budget=budget, key=key
+            num_tokens,
+            num_tiles,
+            budget=budget,
+            key=key,
+            **({"dummy_tokens": dummy_tokens} if self.keeps_room else {}),
         )
-        return groups
+        if not dummy_tokens:
+            return groups
+        room = budget.tokens - dummy_tokens
+        return keep_room(groups, num_tokens, num_tiles, most_tokens=room)
 
 
 #: name -> grouping, in the order in which tables show them
 GROUPINGS: dict[str, Grouping] = {
     entry.name: entry
     for entry in (
-        Grouping(name="buffered", home="omniload.grouping.buffered:buffered"),
+        Grouping(name="buffered", home="omniload.grouping.buffered:buffered", keeps_room=True),
         Grouping(name="isf", home="omniload.grouping.isf:isf"),
         Grouping(name="sequential", home="omniload.grouping.baselines:sequential"),
         Grouping(name="random", home="omniload.grouping.baselines:random"),

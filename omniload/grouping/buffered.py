@@ -68,6 +68,7 @@ def buffered(
     *,
     budget: Budget,
     key: tuple[int, ...],
+    dummy_tokens: int = 0,
     settings: BufferedSettings | None = None,
 ) -> Groups:
     """Group rows by target fit over a random order; see `BufferedPacker` for the method.
@@ -77,6 +78,7 @@ def buffered(
         num_tiles: int32 (n,), tiles per row, none above `budget.tiles`.
         budget: upper bounds of a group.
         key: integers that seed all randomness.
+        dummy_tokens: that of the settings, where they are the defaults.
         settings: None: the defaults.
 
     Returns:
@@ -85,7 +87,9 @@ def buffered(
     Cost: O(n) time, O(n) memory; 1.2 million rows take about a second.
     """
     order = rng.permutation(len(num_tokens), *key, _TAG_ROWS)
-    packer = BufferedPacker(budget=budget, settings=settings)
+    packer = BufferedPacker(
+        budget=budget, settings=settings or BufferedSettings(dummy_tokens=dummy_tokens)
+    )
     pushed = packer.push(num_tokens[order], num_tiles[order])
     rest = packer.flush()
     return Groups(
