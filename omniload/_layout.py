@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from omniload.errors import ConfigError
+
 __all__ = ["BatchSizes", "TensorBuffer", "allocate_buffer"]
 
 _NUMPY_TYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.uint8: np.uint8}
@@ -204,7 +206,17 @@ class TensorBuffer(Mapping[str, torch.Tensor]):
         return self.buffer.device
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Self:
-        """Copy the batch to a device: one transfer; itself if it is there already."""
+        """Copy the batch to a device: one transfer; itself if it is there already.
+
+        Raises:
+            ConfigError: a dtype: the tensors of a batch keep theirs.
+        """
+        if isinstance(device, torch.dtype) or isinstance(non_blocking, torch.dtype):
+            raise ConfigError(
+                "a batch can go to a device but not to a dtype, because its integers would be "
+                f"lost: got {device!r}, {non_blocking!r}. Give the type of the pixels to "
+                "batch.model_inputs(dtype=)."
+            )
         return self._with_buffer(self.buffer.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:

@@ -11,7 +11,7 @@ from omniload._layout import TensorBuffer
 from omniload.errors import ConfigError
 from omniload.loss import token_weights
 
-__all__ = ["LOSSES", "RANKS", "StepRow", "check_option"]
+__all__ = ["LOSSES", "RANKS", "StepRow", "check_dtype", "check_option"]
 
 #: What the number that a model returns is; see `StepRow.loss_scale`.
 LOSSES = ("sum", "mean", "step")
@@ -159,6 +159,7 @@ class StepRow(TensorBuffer):
             ConfigError: an unknown option, or a batch that was packed without the totals of its
                 step.
         """
+        check_dtype(dtype)
         factor = self._undo_engine(ranks, engine_divides_accumulation)
         totals: dict[str, float | None] = {
             "token": self.num_loss_tokens_step,
@@ -181,6 +182,11 @@ class StepRow(TensorBuffer):
         check_option("ranks", ranks, RANKS)
         factor = self.dp_world_size if ranks == "mean" else 1
         return factor * self.accumulation if divides_accumulation else factor
+
+
+def check_dtype(dtype: object) -> None:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"dtype must be a floating type of torch, got {dtype!r}.")
 
 
 def check_option(name: str, value: str, valid: Sequence[str]) -> None:

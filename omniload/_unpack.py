@@ -28,6 +28,8 @@ def pad_rows(
         raise ConfigError(f"side must be 'right' or 'left', got {side!r}.")
     if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
         raise ConfigError(f"multiple must be an integer of at least 1, got {multiple!r}.")
+    if isinstance(pad_token_id, bool) or not isinstance(pad_token_id, (int, np.integer)):
+        raise ConfigError(f"pad_token_id must be an integer, got {pad_token_id!r}.")
     device = row.device
     width = -(-max(lengths, default=0) // multiple) * multiple
     counts = torch.tensor(lengths, dtype=torch.int64).to(device, non_blocking=True)[:, None]
@@ -38,7 +40,7 @@ def pad_rows(
     starts = row.cu_seqlens[: len(lengths), None].long()
     source = torch.where(is_real, starts + places, 0)
     return {
-        "input_ids": torch.where(is_real, row.input_ids[source], pad_token_id),
+        "input_ids": torch.where(is_real, row.input_ids[source], int(pad_token_id)),
         "labels": torch.where(is_real, row.labels[source], IGNORE_INDEX),
         "attention_mask": is_real.long(),
         "position_ids": torch.where(is_real, places, 0),

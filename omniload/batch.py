@@ -14,7 +14,7 @@ import torch
 
 from omniload._layout import BatchSizes
 from omniload._normalize import normalize_tiles
-from omniload._step import LOSSES, StepRow, check_option
+from omniload._step import LOSSES, StepRow, check_dtype, check_option
 from omniload._unpack import pad_rows, to_samples
 from omniload.attention import AttentionOptions, AttentionRow, attention_arguments
 from omniload.errors import ConfigError
@@ -111,9 +111,10 @@ class PackedBatch(StepRow):
             that the model's mean is a number and not 0 / 0. Its `loss_scale` is 0: it adds nothing.
 
         Raises:
-            ConfigError: an unknown loss, or a row of one token, which has no mean.
+            ConfigError: an unknown loss or type, or a row of one token, which has no mean.
         """
         check_option("loss", loss, LOSSES)
+        check_dtype(dtype)
         labels = self.labels
         if loss == "mean" and self.num_loss_tokens == 0:
             if self.num_tokens < 2:
@@ -198,6 +199,8 @@ class PackedBatch(StepRow):
             ConfigError: an unknown backend; an option or kind that it can't do; a row too long for
                 a dense mask; documents not padded for the context-parallel ranks.
         """
+        if dtype is not None:
+            check_dtype(dtype)
         row = AttentionRow(
             cu_seqlens=self.cu_seqlens,
             position_ids=self.position_ids,

@@ -97,6 +97,11 @@ def _rebuild(tokens: Any, tiles: Any, loss: Any) -> LengthIndex:
 
 
 def _column(name: str, values: npt.ArrayLike, *, least: int) -> npt.NDArray[np.int32]:
+    if isinstance(values, np.ma.MaskedArray):
+        raise ConfigError(
+            f"{name} must be a plain array, got a masked one: its hidden entries would count. Pass "
+            "values.filled(...) or values.compressed()."
+        )
     array = np.asarray(values)
     if array.ndim != 1:
         raise ConfigError(f"{name} must be one-dimensional, got shape {array.shape}.")

@@ -257,6 +257,11 @@ class Sample:
             raise SampleError(
                 f"a sample must have at least one token (sample_id={self.sample_id})."
             )
+        if num_images and int(self.image_num_tiles.min()) < 0:
+            raise SampleError(
+                f"image_num_tiles must not be negative, got {self.image_num_tiles.tolist()} "
+                f"(sample_id={self.sample_id})."
+            )
         planned = int(self.image_num_tiles.sum())
         if planned != len(self.tiles):
             raise SampleError(

@@ -266,6 +266,16 @@ def test_a_text_row_has_no_pixels():
         (lambda: make_batch().model_inputs(loss="Mean"), r"'sum', 'mean', 'step', got 'Mean'"),
         (lambda: make_batch().loss_scale(loss="max"), r"'sum', 'mean', 'step', got 'max'"),
         (lambda: make_batch().loss_scale(ranks="avg"), r"ranks must be one of 'mean', 'sum'"),
+        (lambda: make_batch().model_inputs(dtype=torch.int64), r"floating type .* got torch.int64"),
+        (lambda: make_batch().model_inputs(dtype="bf16"), r"floating type .* got 'bf16'"),
+        (lambda: make_batch().loss_weights(dtype=np.float32), r"floating type of torch, got"),
+        (lambda: make_batch().attention("sdpa", dtype=float), r"floating type .* got <class"),
+        (
+            lambda: make_batch().padded(pad_token_id=1.5),
+            r"pad_token_id must be .* got 1.5",
+        ),
+        (lambda: make_batch().to(torch.bfloat16), r"not to a dtype.*model_inputs\(dtype=\)"),
+        (lambda: make_batch().to("cpu", torch.float16), r"not to a dtype.*model_inputs\(dtype=\)"),
     ],
 )
 def test_unknown_options_are_refused(call, message):

@@ -30,6 +30,10 @@ def test_an_empty_index_is_an_index():
         ({"num_tokens": [3, 0], "num_tiles": [0, 0]}, r"num_tokens must be between 1 .* \(row 1\)"),
         ({"num_tokens": [3], "num_tiles": [-1]}, r"num_tiles must be between 0"),
         ({"num_tokens": [3.0], "num_tiles": [0]}, r"must hold integers, got dtype float64"),
+        (
+            {"num_tokens": np.ma.array([3, 4], mask=[0, 1]), "num_tiles": [0, 0]},
+            r"num_tokens must be a plain array, got a masked one",
+        ),
         ({"num_tokens": [[3]], "num_tiles": [0]}, r"one-dimensional"),
         ({"num_tokens": [3], "num_tiles": [0, 1]}, r"expected 1, got 2"),
         ({"num_tokens": [2**31], "num_tiles": [0]}, r"got 2147483648"),

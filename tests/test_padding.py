@@ -292,7 +292,7 @@ class LongFiller(Wrapped):
 
 def test_a_filler_longer_than_the_rows_is_refused_at_once(shards):
     transform = LongFiller(transform_from_settings(loader(shards).manifest.settings))
-    with pytest.raises(ConfigError, match=r"filler .* expected at most 512 tokens, got 604"):
+    with pytest.raises(ConfigError, match=r"filler .* fit the budget.*tokens=512.* got 604 tokens"):
         loader(shards, transform=transform, pad_to="full")
     loader(shards, transform=transform, pad_to="full", tail="empty")
     loader(shards, transform=transform, pad_to=16)

@@ -77,6 +77,13 @@ def test_sample_counts_loss_tokens_after_its_first_label():
         ({"input_ids": np.arange(5)}, r"input_ids must be .* int32 .* got int64"),
         ({"labels": np.zeros(4, np.int32)}, r"labels must be .*\(5,\), got int32 \(4,\)"),
         ({"image_num_tiles": np.array([3], np.int32)}, r"expected 2, got 3 \(sample_id=7\)"),
+        (
+            {"image_num_tiles": np.array([3, -1], np.int32)}
+            | dict.fromkeys(
+                ("image_sizes", "image_grids", "image_spans"), np.ones((2, 2), np.int32)
+            ),
+            r"image_num_tiles must not be negative, got \[3, -1\] \(sample_id=7\)",
+        ),
         ({"image_spans": np.array([[1, 6]], np.int32)}, r"image_spans must lie in \[0, 5\]"),
         ({"image_spans": [[1, 3]]}, r"image_spans must be a NumPy array .* got list"),
         ({"tiles": np.zeros((2, 4, 4, 3), np.uint8)}, r"tiles must be"),

@@ -116,8 +116,10 @@ class ShardSet:
 def open_shards(path: str | Path) -> ShardSet:
     """Open a folder of shards.
 
-    Reads the manifest, checks the size of each file and the checksum of the index; the shards
-    themselves are checked batch by batch when they are read.
+    Reads the manifest, checks the size of each file and the checksum of the index. When a row is
+    read, only the structure of the shard around it is checked: a byte that changed inside a text or
+    an image is not noticed, since hashing all bytes would cost more than reading them.
+    `verify_shards` does it.
 
     Args:
         path: the folder that `omniload preprocess` wrote.
