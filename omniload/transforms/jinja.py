@@ -8,12 +8,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from omniload.errors import ConfigError, SampleError
+from omniload.transforms.jinja_sandbox import (
+    GENERATION_CLOSE,
+    GENERATION_OPEN,
+    ChatEnvironment,
+    rendered,
+)
 from omniload.transforms.pieces import IMAGE_MARK, ImageStrings, Piece, TurnLoss, split_text
 from omniload.types import Message
 
@@ -22,6 +27,8 @@ __all__ = ["JinjaTemplate"]
 # three characters of Unicode's private use area stand in rendered text for an image and for the
 # edges of text that must not be read as a control token; others are taken if the text has these
 _PRIVATE = range(0xE000, 0xF900)
+_PROBE = "\ufdd2"
+_MARKS = re.compile(f"[{GENERATION_OPEN}{GENERATION_CLOSE}{_PROBE}]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +36,11 @@ class JinjaTemplate:
     """A chat template in jinja, as Hugging Face tokenizers carry them.
 
     Where a turn starts and ends is found by rendering the conversation up to it; so the rendering
-    of the first n messages must be the start of the rendering of all. Content is passed as text;
-    each image mark in it comes out as an image at the same place.
+    of the first n messages must be the start of the rendering of all. An answer begins after the
+    generation prompt, or, where the template takes no notice of `add_generation_prompt`, with its
+    text. A template that has `{% generation %}` blocks says itself what gives loss: one block an
+    answer. Content is passed as text; each image mark in it comes out as an image at the same
+    place.
 
     Args:
         name: name, for messages and settings.
@@ -70,13 +80,8 @@ class JinjaTemplate:
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
         try:
-            return environment.from_string(self.source)
+            return ChatEnvironment().from_string(self.source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"template {self.name!r} is not valid jinja: {error}.") from error
 
@@ -104,9 +109,13 @@ class JinjaTemplate:
         turns = [
             {"role": message.role, "content": guard.close(message.content)} for message in messages
         ]
-        whole = self._render(turns)
+        if any(_MARKS.search(turn["content"]) for turn in turns):
+            raise SampleError("the text is no valid Unicode: it has one of U+FDD0 to U+FDD2.")
+        marked = self._render(turns)
+        whole = _MARKS.sub("", marked)
+        spans = self._generated(marked, turns)
         pieces: list[Piece] = []
-        for text, loss, fresh in self._regions(turns, losses, whole, controls):
+        for text, loss, fresh in self._regions(turns, losses, whole, controls, spans):
             for index, part in enumerate(text.split(guard.image)):
                 if index:
                     pieces.append(Piece("image", "", False))
@@ -120,6 +129,7 @@ class JinjaTemplate:
         losses: Sequence[TurnLoss],
         whole: str,
         controls: re.Pattern[str],
+        spans: dict[int, tuple[int, int]],
     ) -> list[tuple[str, bool, bool]]:
         """Cut the rendered text where loss starts and ends: (text, loss, tokenise apart)."""
         base = any(loss.frame for loss in losses)
@@ -130,12 +140,13 @@ class JinjaTemplate:
                 continue
             end = self._length(turns[: index + 1], whole)
             if answer:
-                start = self._length(turns[:index], whole, add_generation_prompt=True)
+                start = spans[index][0] if spans else self._answer_start(turns[:index], whole)
             else:
                 start = self._length(turns[:index], whole) if index else 0
             if loss.frame != base and index:
                 cuts.append((self._length(turns[:index], whole), start, loss.frame))
-            stop = _end_of_turn(whole, start, end, controls)
+            in_block = answer and bool(spans)
+            stop = spans[index][1] if in_block else _end_of_turn(whole, start, end, controls)
             cuts += [(start, stop, loss.content), (stop, end, loss.frame)]
         regions = []
         at = 0
@@ -145,21 +156,58 @@ class JinjaTemplate:
         regions.append((whole[at:], base, at > 0))
         return [region for region in regions if region[0]]
 
-    def _length(
-        self, turns: list[dict[str, str]], whole: str, *, add_generation_prompt: bool = False
-    ) -> int:
-        start = self._render(turns, add_generation_prompt=add_generation_prompt)
+    def _generated(self, marked: str, turns: list[dict[str, str]]) -> dict[int, tuple[int, int]]:
+        """Where the `{% generation %}` blocks lie in the text without marks, by message."""
+        edges = [match.start() for match in _MARKS.finditer(marked)]
+        if not edges:
+            return {}
+        answers = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
+        order = "".join(_MARKS.findall(marked))
+        if order != (GENERATION_OPEN + GENERATION_CLOSE) * len(answers):
+            raise SampleError(
+                f"template {self.name!r} must have one {{% generation %}} block for each answer: "
+                f"expected {len(answers)}, got {order.count(GENERATION_OPEN)}."
+            )
+        places = [edge - number for number, edge in enumerate(edges)]
+        return dict(zip(answers, zip(places[::2], places[1::2], strict=True), strict=True))
+
+    def _answer_start(self, turns: list[dict[str, str]], whole: str) -> int:
+        before = self._plain(turns)
+        prompt = self._plain(turns, add_generation_prompt=True)
+        if prompt == before:  # the template takes no notice: find where the text of an answer goes
+            probe = {"role": "assistant", "content": _PROBE}
+            shown = self._render([*turns, probe])
+            head, found, _ = shown.partition(_PROBE)
+            if not found:
+                raise SampleError(
+                    f"template {self.name!r} writes no generation prompt and changes the text of "
+                    "answers, so it is unknown where they begin. Use a template as data (JSON) "
+                    "instead."
+                )
+            header = head.removeprefix(before)
+            # no header, only the space that the model has to write too
+            prompt = head if header.strip() else before
+        return self._start_of(whole, prompt, len(turns))
+
+    def _length(self, turns: list[dict[str, str]], whole: str) -> int:
+        return self._start_of(whole, self._plain(turns), len(turns))
+
+    def _start_of(self, whole: str, start: str, num_turns: int) -> int:
         if not whole.startswith(start):
             raise SampleError(
-                f"template {self.name!r} renders the first {len(turns)} messages to something that "
+                f"template {self.name!r} renders the first {num_turns} messages to something that "
                 "is not the start of the whole conversation, so it is unknown which tokens are the "
                 "assistant's. Use a template as data (JSON) instead."
             )
         return len(start)
 
+    def _plain(self, turns: list[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
+        return _MARKS.sub("", self._render(turns, add_generation_prompt=add_generation_prompt))
+
     def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool = False) -> str:
         try:
-            return self._compiled.render(
+            return rendered(
+                self._compiled,
                 messages=turns,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self.bos_token,
@@ -214,11 +262,3 @@ def _end_of_turn(whole: str, start: int, end: int, controls: re.Pattern[str]) ->
     """Where a turn's loss ends: after its last control token if only white space follows that."""
     stop = max((match.end() for match in controls.finditer(whole, start, end)), default=end)
     return end if whole[stop:end].strip() else stop
-
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
