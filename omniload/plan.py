@@ -14,13 +14,16 @@ from omniload.costs import REFERENCE_COST, CostModel
 from omniload.errors import ConfigError
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
-from omniload.plan_balance import Balance, balance_name, balanced, choose_balance
+from omniload.plan_balance import Balance, balance_name, balanced, check_balance, choose_balance
 from omniload.plan_figures import PlanFigures, measure_plan
-from omniload.plan_order import EpochOrder, OrderSettings
+from omniload.plan_order import EpochOrder, OrderSettings, check_integer
 from omniload.plan_stream import GroupStream, read_position
 from omniload.types import Budget, Groups
 
 __all__ = ["Balance", "StepPlan", "make_plan"]
+
+#: Ranks, and micro-steps of a step: beyond it a step would not fit in memory.
+_LARGEST_SIZE = 2**20
 
 
 def make_plan(
@@ -86,9 +89,10 @@ def make_plan(
         )
     sizes = []
     for name, size in (("dp_world_size", dp_world_size), ("accumulation", accumulation)):
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise ConfigError(f"{name} must be an integer of at least 1, got {size!r}.")
+        if not 1 <= check_integer(name, size) <= _LARGEST_SIZE:
+            raise ConfigError(f"{name} must be at least 1 and at most {_LARGEST_SIZE}, got {size}.")
         sizes.append(int(size))
+    check_balance(balance)
     settings = OrderSettings(
         budget=budget,
         grouping=grouping,
@@ -192,6 +196,7 @@ class StepPlan:
 
     def has_step(self, step: int) -> bool:
         """Say if there is such a step, planning no more windows than that needs."""
+        step = check_integer("step", step)
         return step >= 0 and self._stream.known(step * self._slots + 1) > step * self._slots
 
     def micro_batch(self, step: int, micro_step: int, dp_rank: int) -> npt.NDArray[np.int64]:
@@ -212,7 +217,7 @@ class StepPlan:
             ("micro_step", micro_step, self.accumulation),
             ("dp_rank", dp_rank, self.dp_world_size),
         ):
-            if not 0 <= value < size:
+            if not 0 <= check_integer(name, value) < size:
                 raise ConfigError(f"{name} must be at least 0 and below {size}, got {value}.")
         return self.step_groups(step)[micro_step * self.dp_world_size + dp_rank]
 
@@ -226,6 +231,7 @@ class StepPlan:
         Raises:
             ConfigError: there is no such step.
         """
+        step = check_integer("step", step)
         if self._recent is None or self._recent[0] != step:
             groups = self._emitted(step)
             if self.balance is not None:
@@ -269,7 +275,7 @@ class StepPlan:
 
         Cost: 0.2 s for a million rows, besides planning and balancing; 200 bytes a step are kept.
         """
-        if max_steps is not None and max_steps < 1:
+        if max_steps is not None and check_integer("max_steps", max_steps) < 1:
             raise ConfigError(f"max_steps must be at least 1, got {max_steps}.")
         return measure_plan(
             self._order,
@@ -297,6 +303,7 @@ class StepPlan:
         Raises:
             ConfigError: there is no such step or micro-step.
         """
+        step, micro_step = check_integer("step", step), check_integer("micro_step", micro_step)
         if not 0 <= micro_step <= self.accumulation:
             raise ConfigError(
                 f"micro_step must be between 0 and {self.accumulation}, got {micro_step}."

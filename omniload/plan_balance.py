@@ -12,7 +12,7 @@ from omniload.errors import ConfigError
 from omniload.index import LengthIndex
 from omniload.types import Budget, Groups
 
-__all__ = ["Balance", "balance_name", "balanced", "choose_balance"]
+__all__ = ["Balance", "balance_name", "balanced", "check_balance", "choose_balance"]
 
 
 class Balance(Protocol):
@@ -90,6 +90,20 @@ def balance_name(balance: Balance | None) -> str:
     return "none" if balance is None else balance.fingerprint
 
 
+def check_balance(balance: Balance | None) -> None:
+    """Check what a user gave as the balance.
+
+    Raises:
+        ConfigError: it is no `Balance`.
+    """
+    named = isinstance(getattr(balance, "fingerprint", None), str)
+    if balance is not None and not (callable(balance) and named):
+        raise ConfigError(
+            "balance must be callable and have a fingerprint, a str, as omniload.balance."
+            f"StepBalance has: got {type(balance).__name__}."
+        )
+
+
 def choose_balance(
     *,
     sync: str | None,
@@ -107,7 +121,7 @@ def choose_balance(
     """
     from omniload.balance import StepBalance  # Numba, only where a plan is made
 
-    if sync is not None and sync not in ("step", "micro-step"):
+    if sync is not None and not (isinstance(sync, str) and sync in ("step", "micro-step")):
         raise ConfigError(f"sync must be 'step', 'micro-step' or None, got {sync!r}.")
     if not isinstance(uniform_modality, bool):
         raise ConfigError(f"uniform_modality must be True or False, got {uniform_modality!r}.")

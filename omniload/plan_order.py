@@ -18,7 +18,7 @@ from omniload.grouping import DEFAULT_GROUPING, get_grouping
 from omniload.index import LengthIndex
 from omniload.types import Budget, Groups
 
-__all__ = ["EpochOrder", "OrderSettings", "find_oversize"]
+__all__ = ["EpochOrder", "OrderSettings", "check_integer", "find_oversize"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -62,7 +62,9 @@ class OrderSettings:
         if not isinstance(self.budget, Budget):
             raise ConfigError(f"budget must be an omniload.Budget, got {self.budget!r}.")
         get_grouping(self.grouping)
-        if self.oversize not in ("error", "drop"):
+        if not isinstance(self.shuffle, bool):
+            raise ConfigError(f"shuffle must be True or False, got {self.shuffle!r}.")
+        if not isinstance(self.oversize, str) or self.oversize not in ("error", "drop"):
             raise ConfigError(f"oversize must be 'error' or 'drop', got {self.oversize!r}.")
         for name, least in (
             ("seed", None), ("epoch", 0), ("window_rows", 1), ("dummy_tokens", 0)
@@ -70,11 +72,10 @@ class OrderSettings:
             value = getattr(self, name)
             if value is None and name == "window_rows":
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-                raise ConfigError(f"{name} must be an integer, got {value!r}.")
+            value = check_integer(name, value)
             if least is not None and value < least:
                 raise ConfigError(f"{name} must be at least {least}, got {value}.")
-            object.__setattr__(self, name, int(value))
+            object.__setattr__(self, name, value)
         if self.dummy_tokens >= self.budget.tokens:
             raise ConfigError(
                 f"a dummy document must fit the budget: expected fewer than {self.budget.tokens} "
@@ -172,6 +173,17 @@ class EpochOrder:
             tokens, tiles, budget=settings.budget, key=key, dummy_tokens=self._room
         )
         return Groups(rows=rows[groups.rows], offsets=groups.offsets)
+
+
+def check_integer(name: str, value: object) -> int:
+    """Return an argument as a Python integer.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ConfigError(f"{name} must be an integer, got {value!r}.")
+    return int(value)
 
 
 def find_oversize(index: LengthIndex, budget: Budget, *, dummy_tokens: int = 0) -> Int64Array:

@@ -15,6 +15,7 @@ from omniload.errors import ConfigError, StateError
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
 from omniload.plan import Balance, StepPlan, make_plan
+from omniload.plan_order import check_integer
 from omniload.sampler_state import read_state, write_state
 from omniload.sampler_tail import TAILS, filler_row, has_batch, is_full
 from omniload.types import Budget
@@ -89,8 +90,10 @@ class PlanBatchSampler(Sampler[list[int]]):
         cost: CostModel | None = None,
         balance: Balance | None = None,
     ) -> None:
-        if tail not in TAILS:
+        if not isinstance(tail, str) or tail not in TAILS:
             raise ConfigError(f"tail must be one of {', '.join(TAILS)}, got {tail!r}.")
+        if not isinstance(world, (World, type(None))):
+            raise ConfigError(f"world must be an omniload.World, got {type(world).__name__}.")
         self.world = World.from_env() if world is None else world
         self.tail = tail
         self._index = _as_index(index, num_tokens, num_tiles, num_loss_tokens)
@@ -160,13 +163,14 @@ class PlanBatchSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Go to an epoch; not needed, because epochs advance by themselves.
 
-        It does nothing when that epoch is running or its state was loaded, so a loop that calls it
-        at the head of each epoch resumes correctly.
+        It does nothing when that epoch is running or its state was loaded. Another epoch begins at
+        its beginning. After the last batch of an epoch the state is in the next: so resume with
+        `set_epoch(sampler.epoch)`, and not with an epoch that was saved beside the state.
 
         Raises:
             ConfigError: not a count.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, (int, np.integer)) or epoch < 0:
+        if check_integer("epoch", epoch) < 0:
             raise ConfigError(f"epoch must be an integer of at least 0, got {epoch!r}.")
         if epoch != self._epoch or self._finished:
             self._go(self._make_plan(int(epoch), None), epoch=int(epoch), first_step=0)
@@ -180,7 +184,7 @@ class PlanBatchSampler(Sampler[list[int]]):
         Raises:
             ConfigError: this epoch has no such batch.
         """
-        step, micro_step = self._locate(batch)
+        step, micro_step = self._locate(check_integer("batch", batch))
         return len(self._plan.micro_batch(step, micro_step, self.world.dp_rank)) == 0
 
     def num_loss_tokens(self, step: int) -> int:
@@ -192,7 +196,7 @@ class PlanBatchSampler(Sampler[list[int]]):
         Raises:
             ConfigError: this epoch has no such step.
         """
-        return self._plan.num_loss_tokens(step - self._first_step)
+        return self._plan.num_loss_tokens(check_integer("step", step) - self._first_step)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
         """Return where this epoch is: plain JSON, the same on all ranks (but with tail="empty").
@@ -205,7 +209,7 @@ class PlanBatchSampler(Sampler[list[int]]):
         Raises:
             ConfigError: this epoch hasn't so many batches.
         """
-        done = self._drawn if num_batches is None else num_batches
+        done = self._drawn if num_batches is None else check_integer("num_batches", num_batches)
         if done > self._start:
             self._locate(done - 1)
         elif done < self._start:
@@ -299,6 +303,11 @@ def _as_index(
 ) -> LengthIndex:
     given = [array for array in (num_tokens, num_tiles, num_loss_tokens) if array is not None]
     if index is not None and not given:
+        if not isinstance(index, LengthIndex):
+            raise ConfigError(
+                f"index must be an omniload.LengthIndex, got {type(index).__name__}. Give arrays "
+                "as num_tokens= and num_tiles=."
+            )
         return index
     if index is not None or num_tokens is None:
         raise ConfigError(

@@ -44,7 +44,7 @@ ALLOWED = {
     "_mask_tensors": {"_mask_checks", "kernels"},
     "masks": {"_mask_checks", "_mask_tensors", "kernels", "_native"},
     "pipeline": set(),
-    "sampler": {"grouping", "plan", "sampler_state", "sampler_tail"},
+    "sampler": {"grouping", "plan", "plan_order", "sampler_state", "sampler_tail"},
     "sampler_state": {"plan"},
     "sampler_tail": {"plan"},
     "loader_state": {"plan"},

@@ -394,8 +394,16 @@ def test_order_fingerprint_is_the_same_on_other_ranks_only():
 @pytest.mark.parametrize(
     ("wrong", "match"),
     [
-        ({"dp_world_size": 0}, "dp_world_size must be an integer of at least 1, got 0"),
-        ({"accumulation": 1.5}, "accumulation must be an integer of at least 1, got 1.5"),
+        ({"dp_world_size": 0}, "dp_world_size must be at least 1 and at most 1048576, got 0"),
+        ({"accumulation": 2**40}, "accumulation must be at least 1 and at most 1048576"),
+        ({"shuffle": "no"}, "shuffle must be True or False, got 'no'"),
+        ({"shuffle": 1}, "shuffle must be True or False, got 1"),
+        ({"oversize": ["drop"]}, r"oversize must be 'error' or 'drop', got \['drop'\]"),
+        ({"oversize": np.array([1, 2])}, "oversize must be 'error' or 'drop'"),
+        ({"sync": np.array([1, 2])}, "sync must be"),
+        ({"balance": len}, "balance must be callable and have a fingerprint.*got builtin"),
+        ({"balance": 3}, "balance must be callable and have a fingerprint.*got int"),
+        ({"accumulation": 1.5}, "accumulation must be an integer, got 1.5"),
         ({"grouping": "best"}, "grouping must be one of buffered, isf"),
         ({"seed": "a"}, "seed must be an integer, got 'a'"),
         ({"epoch": -1}, "epoch must be at least 0, got -1"),
@@ -412,6 +420,24 @@ def test_order_fingerprint_is_the_same_on_other_ranks_only():
 def test_wrong_settings_are_refused(wrong, match):
     with pytest.raises(ConfigError, match=match):
         make_plan(make_index(10), **{"budget": BUDGET, **wrong})
+
+
+@pytest.mark.parametrize("value", [None, 0.0, "0", True, [0], np.float64(0)])
+def test_steps_that_are_no_integers_are_refused(value):
+    plan = make_plan(make_index(20), budget=BUDGET)
+    for call in (
+        plan.has_step,
+        plan.step_groups,
+        plan.num_loss_tokens,
+        plan.position,
+        lambda step: plan.micro_batch(step, 0, 0),
+        lambda micro_step: plan.micro_batch(0, micro_step, 0),
+        lambda dp_rank: plan.micro_batch(0, 0, dp_rank),
+        lambda micro_step: plan.position(0, micro_step),
+    ):
+        with pytest.raises(ConfigError, match=r"(step|micro_step|dp_rank) must be an integer, got"):
+            call(value)
+    assert len(plan.micro_batch(np.int64(0), np.int32(0), np.uint8(0)))
 
 
 def test_lengths_that_are_no_index_are_refused():
