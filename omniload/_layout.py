@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +14,7 @@ import torch
 
 from omniload.errors import ConfigError
 
-__all__ = ["BatchSizes", "TensorBuffer", "allocate_buffer"]
+__all__ = ["BatchSizes", "Reserved", "TensorBuffer", "allocate_buffer"]
 
 _NUMPY_TYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.uint8: np.uint8}
 
@@ -84,6 +85,37 @@ def allocate_buffer(sizes: BatchSizes) -> tuple[torch.Tensor, dict[str, npt.NDAr
         gap = stop
     raw[gap:] = 0
     return buffer, arrays
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Reserved:
+    """The buffer of a batch whose samples are still to be made.
+
+    Args:
+        sizes: where its tensors lie.
+        buffer: uint8 (num_bytes,).
+        arrays: NumPy views of its tensors.
+        tiles: uint8 (n, 3, height, width) for each sample, in order: its part of `arrays["tiles"]`,
+            for the transform to write to and to hand back in its sample.
+    """
+
+    sizes: BatchSizes
+    buffer: torch.Tensor
+    arrays: dict[str, npt.NDArray[Any]]
+    tiles: tuple[npt.NDArray[np.uint8], ...]
+
+    @classmethod
+    def of(cls, sizes: BatchSizes, num_tiles: Sequence[int]) -> Self:
+        """Allocate it.
+
+        Args:
+            sizes: of the batch.
+            num_tiles: of each sample; sums to that of `sizes`.
+        """
+        buffer, arrays = allocate_buffer(sizes)
+        bounds = itertools.pairwise(itertools.accumulate(num_tiles, initial=0))
+        tiles = tuple([arrays["tiles"][start:stop] for start, stop in bounds])
+        return cls(sizes=sizes, buffer=buffer, arrays=arrays, tiles=tiles)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

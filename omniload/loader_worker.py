@@ -22,11 +22,11 @@ from omniload.errors import OmniloadError, SampleError, ShardError
 from omniload.index import LengthIndex
 from omniload.loader_settings import LoaderSettings, WorkerOptions
 from omniload.loss import LossTotals
-from omniload.packing import pack
+from omniload.packing import Reserved, pack, reserve
 from omniload.plan import StepPlan
 from omniload.rng import sample_generator
 from omniload.shards import ShardSet
-from omniload.transforms import Transform
+from omniload.transforms import Transform, in_place
 from omniload.types import Record, Sample
 
 __all__ = ["PackDataset", "Task", "TaskSampler", "Walk", "Workers"]
@@ -161,6 +161,7 @@ class PackDataset(Dataset[PackedBatch]):
     ) -> None:
         self._shards = shards
         self._transform = transform
+        self._in_place = in_place(transform)
         self._settings = settings
         self._padding = settings.padding_with_token(shards, transform)
         # where the data has images, ranks wait for each other in the vision encoder too
@@ -170,8 +171,9 @@ class PackDataset(Dataset[PackedBatch]):
         is_filler = len(task.rows) == 0
         if is_filler:
             samples = [self._transform.filler(with_image=self._with_image)]
+            reserved = None
         else:
-            samples = [self.sample(row, task.epoch) for row in task.rows.tolist()]
+            samples, reserved = self._samples(task)
         return pack(
             samples,
             step=task.step,
@@ -184,19 +186,34 @@ class PackDataset(Dataset[PackedBatch]):
             dp_world_size=self._settings.world.dp_world_size,
             accumulation=self._settings.accumulation,
             pad_to=self._padding,
+            reserved=reserved,
         )
 
-    def sample(self, row: int, epoch: int) -> Sample:
-        """Read and transform one row, and hold the result against the index.
+    def _samples(self, task: Task) -> tuple[list[Sample], Reserved | None]:
+        """Make the samples of a task, in the memory of the batch where the transform can."""
+        records = [self._read(row) for row in task.rows.tolist()]
+        if self._in_place is None:
+            return [self._sample(record, task.epoch, None) for record in records], None
+        reserved = reserve(records, tile_shape=self._in_place.tile_shape, pad_to=self._padding)
+        samples = [
+            self._sample(record, task.epoch, tiles)
+            for record, tiles in zip(records, reserved.tiles, strict=True)
+        ]
+        return samples, reserved
+
+    def _sample(self, record: Record, epoch: int, tiles: npt.NDArray[np.uint8] | None) -> Sample:
+        """Transform one record, and hold the result against the index.
 
         Raises:
-            ShardError: the row can't be read.
             SampleError: the transform failed, or gave another length than the index says; names
                 row, key, source and shard.
         """
-        record = self._read(row)
+        rng = sample_generator(self._settings.seed, epoch, record.row)
         try:
-            sample = self._transform(record, sample_generator(self._settings.seed, epoch, row))
+            if self._in_place is None or tiles is None:
+                sample = self._transform(record, rng)
+            else:
+                sample = self._in_place.write(record, rng, tiles=tiles)
         except SampleError as error:
             raise SampleError(f"{error} ({_where(record)})") from error
         except OmniloadError:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload import _native
-from omniload._layout import BatchSizes, allocate_buffer
+from omniload._layout import BatchSizes, Reserved, allocate_buffer
 from omniload._rows import (
     ListColumn,
     TokenRow,
@@ -28,9 +28,17 @@ from omniload.batch import PackedBatch
 from omniload.errors import ConfigError, SampleError
 from omniload.mrope import mrope_position_ids
 from omniload.padding import Padding, RowPlan
-from omniload.types import IGNORE_INDEX, Sample
+from omniload.types import IGNORE_INDEX, Record, Sample
 
-__all__ = ["ListColumn", "TokenRow", "mrope_position_ids", "pack", "pack_list"]
+__all__ = [
+    "ListColumn",
+    "Reserved",
+    "TokenRow",
+    "mrope_position_ids",
+    "pack",
+    "pack_list",
+    "reserve",
+]
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -49,6 +57,7 @@ def pack(
     dp_world_size: int = 1,
     accumulation: int = 1,
     pad_to: int | Padding | None = None,
+    reserved: Reserved | None = None,
     backend: str = "auto",
 ) -> PackedBatch:
     """Pack samples into one row, in the order given.
@@ -71,6 +80,8 @@ def pack(
         accumulation: micro-steps of a step.
         pad_to: the row gets a multiple of so many tokens; or a `Padding`, which can do more. None:
             no padding.
+        reserved: what `reserve` gave for the records of these samples. Where the tiles of each
+            sample are the array that was made for it, none is copied; else it is not used.
         backend: "auto", "native" or "numpy".
 
     Returns:
@@ -91,17 +102,21 @@ def pack(
     padding = Padding.of(pad_to)
     lengths = [len(sample.input_ids) for sample in samples]
     plan = padding.plan(lengths)
-    sizes = _sizes(samples, plan, num_sample_ids=0 if is_filler else len(samples))
-    buffer, arrays = allocate_buffer(sizes)
+    sizes = _sizes_of(samples, plan, num_sample_ids=0 if is_filler else len(samples))
+    tiles = [plain(sample.tiles) for sample in samples if sample.num_tiles]
+    if reserved is not None and _is_filled(reserved, samples, sizes):
+        buffer, arrays, tiles = reserved.buffer, reserved.arrays, []
+    else:
+        buffer, arrays = allocate_buffer(sizes)
     row = _written_part(arrays, len(plan.documents))
     ids, labels = _documents(samples, plan, padding.token_id or 0)
-    tiles = [plain(sample.tiles) for sample in samples if sample.num_tiles]
     if native is None:
         num_loss_tokens = write_tokens(ids, labels, row)
         if tiles:
             np.concatenate(tiles, out=arrays["tiles"])
     else:
-        num_loss_tokens = native.pack(ids, labels, tiles, *row.arrays(), arrays["tiles"])
+        out_tiles = arrays["tiles"] if tiles else arrays["tiles"][:0]
+        num_loss_tokens = native.pack(ids, labels, tiles, *row.arrays(), out_tiles)
     arrays["cu_seqlens"][len(row.cu_seqlens) :] = plan.num_tokens
     _write_images(samples, row.cu_seqlens, arrays)
     if not is_filler:
@@ -128,6 +143,38 @@ def pack(
         dp_world_size=dp_world_size,
         accumulation=accumulation,
     )
+
+
+def reserve(
+    records: Sequence[Record],
+    *,
+    tile_shape: tuple[int, int],
+    pad_to: int | Padding | None = None,
+) -> Reserved:
+    """Make the buffer of a batch before its samples, so that tiles are written where they stay.
+
+    Args:
+        records: those of one group; their samples have as many tokens, images and tiles.
+        tile_shape: (height, width) of the tiles, pixels.
+        pad_to: as for `pack`.
+
+    Returns:
+        The buffer, in shared memory when called in a worker process of a torch DataLoader, and the
+        tiles of each sample in it.
+
+    Raises:
+        ConfigError: the row does not fit its padding.
+    """
+    num_tiles = [int(record.image_num_tiles.sum()) for record in records]
+    sizes = _sizes(
+        Padding.of(pad_to).plan([len(record.input_ids) for record in records]),
+        num_samples=len(records),
+        num_sample_ids=len(records),
+        num_images=sum(len(record.image_num_tiles) for record in records),
+        num_tiles=sum(num_tiles),
+        tile_shape=tile_shape if any(num_tiles) else (0, 0),
+    )
+    return Reserved.of(sizes, num_tiles)
 
 
 def pack_list(
@@ -203,7 +250,7 @@ def _documents(
     return ids, labels
 
 
-def _sizes(samples: Sequence[Sample], plan: RowPlan, num_sample_ids: int) -> BatchSizes:
+def _sizes_of(samples: Sequence[Sample], plan: RowPlan, num_sample_ids: int) -> BatchSizes:
     tile_shape: tuple[int, ...] | None = None
     for sample in samples:
         if not sample.num_tiles:
@@ -217,16 +264,43 @@ def _sizes(samples: Sequence[Sample], plan: RowPlan, num_sample_ids: int) -> Bat
                 f"{tile_shape}, got {shape} (sample_id={sample.sample_id}). One transform with "
                 "one tile size must make all samples."
             )
-    height, width = tile_shape or (0, 0)
-    return BatchSizes(
-        num_tokens=checked_total(plan.documents),
+    return _sizes(
+        plan,
         num_samples=len(samples),
         num_sample_ids=num_sample_ids,
         num_images=sum(len(sample.image_num_tiles) for sample in samples),
         num_tiles=sum(sample.num_tiles for sample in samples),
+        tile_shape=tile_shape or (0, 0),
+    )
+
+
+def _sizes(
+    plan: RowPlan,
+    *,
+    num_samples: int,
+    num_sample_ids: int,
+    num_images: int,
+    num_tiles: int,
+    tile_shape: tuple[int, ...],
+) -> BatchSizes:
+    height, width = tile_shape
+    return BatchSizes(
+        num_tokens=checked_total(plan.documents),
+        num_samples=num_samples,
+        num_sample_ids=num_sample_ids,
+        num_images=num_images,
+        num_tiles=num_tiles,
         tile_height=height,
         tile_width=width,
-        num_other_documents=len(plan.documents) - len(samples) + plan.num_empty,
+        num_other_documents=len(plan.documents) - num_samples + plan.num_empty,
+    )
+
+
+def _is_filled(reserved: Reserved, samples: Sequence[Sample], sizes: BatchSizes) -> bool:
+    """Say whether the samples lie in the buffer that was made for them."""
+    return reserved.sizes == sizes and all(
+        sample.tiles is tiles or not sample.num_tiles
+        for sample, tiles in zip(samples, reserved.tiles, strict=True)
     )
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 from omniload import _native
 from omniload._rows import ListColumn, TokenRow
 from omniload.errors import ConfigError, SampleError
-from omniload.packing import pack, pack_list
-from omniload.types import IGNORE_INDEX, Sample
+from omniload.packing import pack, pack_list, reserve
+from omniload.types import IGNORE_INDEX, Record, Sample
 from tests.packing_samples import make_filler, make_sample, samples
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,52 @@ def test_native_and_numpy_give_the_same_bytes(packed):
     assert native.sizes == numpy.sizes
     assert torch.equal(native.buffer, numpy.buffer)
     assert native.num_loss_tokens == numpy.num_loss_tokens
+
+
+def in_place(packed, **options):
+    """The samples as a transform makes them that writes to the buffer of the batch."""
+    fields = ("image_sizes", "image_num_tiles", "image_spans", "input_ids", "labels")
+    records = [
+        Record(
+            row=sample.sample_id, key="", source="", shard="", images=(),
+            **{name: getattr(sample, name) for name in fields},
+        )
+        for sample in packed
+    ]  # fmt: skip
+    shape = next((sample.tiles.shape[2:] for sample in packed if sample.num_tiles), (0, 0))
+    reserved = reserve(records, tile_shape=shape, **options)
+    made = []
+    for sample, tiles in zip(packed, reserved.tiles, strict=True):
+        if sample.num_tiles:
+            tiles[:] = sample.tiles
+        made.append(dataclasses.replace(sample, tiles=tiles))
+    return made, reserved
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(packed=samples())
+def test_tiles_that_lie_in_place_are_not_copied_and_give_the_same_bytes(backend, packed):
+    made, reserved = in_place(packed, pad_to=8)
+    batch = pack(made, reserved=reserved, pad_to=8, backend=backend)
+    assert batch.buffer is reserved.buffer
+    copied = pack(packed, pad_to=8, backend=backend)
+    assert batch.sizes == copied.sizes
+    assert torch.equal(batch.buffer, copied.buffer)
+
+
+@pytest.mark.parametrize("change", ["own tiles", "another order", "another length"])
+def test_a_buffer_made_for_other_samples_is_not_used(change):
+    packed = [make_sample(i, text=9 + i, tiles_per_image=(2,)) for i in range(3)]
+    made, reserved = in_place(packed)
+    if change == "own tiles":
+        made[1] = packed[1]
+    elif change == "another order":
+        made, packed = made[::-1], packed[::-1]
+    else:
+        made[1] = packed[1] = dataclasses.replace(make_sample(1, text=12), sample_id=1)
+    batch = pack(made, reserved=reserved)
+    assert batch.buffer is not reserved.buffer
+    assert torch.equal(batch.buffer, pack(packed).buffer)
 
 
 @needs_native

@@ -7,10 +7,10 @@ import pytest
 
 from omniload.errors import ConfigError, SampleError
 from omniload.images import InternVLTiles, tiles
-from omniload.transforms import TileTransform, Transform, transform_from_settings
+from omniload.transforms import TileTransform, Transform, in_place, transform_from_settings
 from omniload.transforms.prepare import prepare_sample
 from omniload.transforms.text import ConversationEncoder, load_template, load_tokenizer
-from omniload.types import Message, Record
+from omniload.types import Message, Record, Sample
 from tests.images_corpus import encode, photo
 
 POLICY = InternVLTiles(size=28, max_tiles=6)
@@ -70,6 +70,36 @@ def test_a_record_becomes_a_sample_with_the_planned_tiles():
         sample.num_tiles,
         sample.num_loss_tokens,
     )
+
+
+def test_tiles_are_written_to_memory_that_is_given():
+    record = make_record()
+    transform = transform_from_settings(manifest_settings())
+    expected = transform(record, RNG)
+    tiles = np.full((8, 3, *transform.tile_shape), 255, np.uint8)
+    sample = transform.write(record, RNG, tiles=tiles)
+    assert sample.tiles is tiles
+    for name in Sample.__dataclass_fields__:
+        assert np.array_equal(getattr(sample, name), getattr(expected, name)), name
+
+
+class Brighter(TileTransform):
+    def __call__(self, record, rng):
+        sample = super().__call__(record, rng)
+        return dataclasses.replace(sample, tiles=np.maximum(sample.tiles, 128))
+
+
+class Clipped(Brighter):
+    def write(self, record, rng, *, tiles):
+        return super().write(record, rng, tiles=tiles)
+
+
+def test_a_call_of_ones_own_is_not_passed_over():
+    options = {"tokens_per_tile": 4, "image_token_id": 1, "pad_token_id": 0}
+    plain, own, both = (kind(POLICY, **options) for kind in (TileTransform, Brighter, Clipped))
+    assert in_place(plain) is plain
+    assert in_place(own) is None
+    assert in_place(both) is both
 
 
 def test_text_alone_has_no_tiles():

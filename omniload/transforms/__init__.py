@@ -10,7 +10,7 @@ loader does not load.
 
 from __future__ import annotations
 
-from omniload.transforms.base import Transform
+from omniload.transforms.base import InPlaceTransform, Transform, in_place
 from omniload.transforms.choose import family_transform, transform_from_settings
 from omniload.transforms.function import FunctionTransform
 from omniload.transforms.internvl import InternVLTransform
@@ -20,11 +20,13 @@ from omniload.transforms.tile import TileTransform
 
 __all__ = [
     "FunctionTransform",
+    "InPlaceTransform",
     "InternVLTransform",
     "LlavaTransform",
     "QwenTransform",
     "TileTransform",
     "Transform",
     "family_transform",
+    "in_place",
     "transform_from_settings",
 ]

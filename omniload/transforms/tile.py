@@ -173,9 +173,35 @@ class TileTransform:
             SampleError: an image that can't be decoded, or whose size, tiles or tokens are not
                 those that the record was stored with; names the image.
         """
-        size = self.policy.size
         num_tiles = int(record.image_num_tiles.sum())
-        tiles = np.empty((num_tiles, 3, size, size), dtype=np.uint8)
+        tiles = np.empty((num_tiles, 3, *self.tile_shape), dtype=np.uint8)
+        return self.write(record, rng, tiles=tiles)
+
+    @property
+    def tile_shape(self) -> tuple[int, int]:
+        """(height, width) of all tiles, pixels."""
+        return self.policy.size, self.policy.size
+
+    def write(
+        self,
+        record: Record,
+        rng: np.random.Generator,
+        *,
+        tiles: np.ndarray[Any, np.dtype[np.uint8]],
+    ) -> Sample:
+        """Make the sample as `__call__` does, in memory that is already there.
+
+        Args:
+            record: as stored.
+            rng: not used.
+            tiles: uint8 (num_tiles, 3, size, size), all tiles of the record, filled here.
+
+        Returns:
+            The sample, with this array as its tiles.
+
+        Raises:
+            SampleError: as `__call__`.
+        """
         grids = np.zeros((len(record.images), 2), dtype=np.int32)
         if len(record.images) != len(record.image_num_tiles):
             raise SampleError(
