@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from omniload._checksum import CHECKSUM
 from omniload.batch import PackedBatch
+from omniload.costs import CostModel
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
 from omniload.loader_checks import (
@@ -30,6 +31,7 @@ from omniload.loader_transform import check_filler, check_picklable
 from omniload.loader_worker import PackDataset, Walk, Workers
 from omniload.padding import Padding
 from omniload.plan import StepPlan
+from omniload.plan_balance import balance_name
 from omniload.rng import derive
 from omniload.shards import Manifest, ShardSet
 from omniload.transforms import Transform
@@ -84,6 +86,17 @@ class DataLoader:
         timeout: seconds to wait for a batch before WorkerError; 0: no limit.
         multiprocessing_context: "fork", "spawn", "forkserver", a context, or None for the default.
         window_rows: rows that are planned together; None: the planner's default.
+        sync: when ranks wait for each other; the samples of a step are dealt to them so that they
+            wait least. "step": at the optimizer (DDP, ZeRO-1 and 2). "micro-step": at each
+            micro-batch (FSDP, ZeRO-3, pipelines). None: as the groups come. A step has the same
+            samples either way. No effect with shuffle=False.
+        cost: what is to be even over ranks, as estimated time; None: tiles, and tokens.
+        uniform_modality: give every micro-batch of a micro-step images or none, because FSDP and
+            ZeRO-3 hang where some ranks run the vision encoder and others don't. Samples are
+            swapped inside the step; a text-only batch that is left beside others with images gets
+            the transform's filler as its last document, which gives no loss and is not in
+            `sample_ids`. Room for it is kept within the budget, so a text-only sample that leaves
+            none counts as over the budget.
 
     Raises:
         ConfigError: an argument is wrong, or doesn't fit the data; a sample over budget.
@@ -111,6 +124,9 @@ class DataLoader:
         timeout: float = 0,
         multiprocessing_context: str | BaseContext | None = None,
         window_rows: int | None = None,
+        sync: str | None = "step",
+        cost: CostModel | None = None,
+        uniform_modality: bool = False,
     ) -> None:
         self._settings = LoaderSettings(
             budget=budget,
@@ -123,6 +139,9 @@ class DataLoader:
             oversize=oversize,
             window_rows=window_rows,
             pad_to=pad_to,
+            sync=sync,
+            cost=cost,
+            uniform_modality=uniform_modality,
         )
         options = WorkerOptions(
             num_workers=num_workers,
@@ -135,6 +154,8 @@ class DataLoader:
         self._shards = open_source(source)
         self._data = data_fingerprint(self._shards.manifest)
         self._transform = choose_transform(self._shards, transform)
+        if uniform_modality and self.index.num_tiles.any():
+            self._settings = self._settings.with_dummy(self._transform.filler(with_image=True))
         self._place = Place()
         self._taken = False  # whether a batch was handed out since the place was set
         self._loaded = False  # whether the place was loaded and no batch was taken from it
@@ -259,9 +280,9 @@ class DataLoader:
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go to a saved place; the next `iter()` hands out the batches that were still to come.
 
-        With the same ranks and accumulation this is exact at every micro-step, for any number of
-        workers. With others, the groups not yet used are dealt out anew; that needs a state saved
-        after a batch with `is_last_micro_step`. A live iterator is closed.
+        With the same ranks, accumulation, sync and cost this is exact at every micro-step, for any
+        number of workers. With others, the groups not yet used are dealt out anew; that needs a
+        state saved after a batch with `is_last_micro_step`. A live iterator is closed.
 
         Args:
             state_dict: what `state_dict()` returned; it is not changed.
@@ -300,6 +321,7 @@ class DataLoader:
             micro_step=micro_step,
             window=window,
             groups=groups,
+            balance=balance_name(plan.balance),
             **self._settings.facts,
             num_rows=self.manifest.num_rows,
             data=self._data,

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import torch.multiprocessing
 
+from omniload.costs import CostModel
 from omniload.errors import ConfigError
 from omniload.grouping import get_grouping
 from omniload.index import LengthIndex
 from omniload.padding import Padding
 from omniload.plan import StepPlan, make_plan
+from omniload.plan_balance import choose_balance
 from omniload.shards import ShardSet, open_shards
-from omniload.types import Budget
+from omniload.types import Budget, Sample
 from omniload.world import World
 
 __all__ = ["LoaderSettings", "WorkerOptions", "check_count", "check_flag", "open_source"]
@@ -49,6 +51,10 @@ class LoaderSettings:
     oversize: str
     window_rows: int | None
     pad_to: int | str | Padding | None = None
+    sync: str | None = "step"
+    cost: CostModel | None = None
+    uniform_modality: bool = False
+    dummy_tokens: int = 0  # of the document that `with_dummy` makes room for
     padding: Padding = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,8 +72,14 @@ class LoaderSettings:
             # NumPy integers would not be JSON in the state
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else int(value))
-        object.__setattr__(self, "padding", _choose_padding(self.pad_to, self.budget))
+        object.__setattr__(self, "padding", _choose_padding(self))
         get_grouping(self.grouping)
+        choose_balance(  # raises where one of them is wrong
+            sync=self.sync,
+            cost=self.cost,
+            uniform_modality=self.uniform_modality,
+            dummy_tokens=self.dummy_tokens,
+        )
         for name, text, known in (
             ("tail", self.tail, ("filler", "empty")),
             ("oversize", self.oversize, ("error", "drop")),
@@ -79,7 +91,8 @@ class LoaderSettings:
     def order(self) -> str:
         """Name and version of the grouping: equal names with equal versions give equal groups."""
         grouping = get_grouping(self.grouping if self.shuffle else "sequential")
-        return f"{grouping.name}/{grouping.version}"
+        room = f" with room for {self.dummy_tokens} tokens" if self.dummy_tokens else ""
+        return f"{grouping.name}/{grouping.version}{room}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -117,6 +130,10 @@ class LoaderSettings:
             shuffle=self.shuffle,
             oversize=self.oversize,
             window_rows=self.window_rows,
+            sync=self.sync,
+            cost=self.cost,
+            uniform_modality=self.uniform_modality,
+            dummy_tokens=self.dummy_tokens,
         )
         if len(plan.dropped) == len(index):
             # an epoch without a batch would let a loop over epochs spin for ever
@@ -125,6 +142,27 @@ class LoaderSettings:
                 f"{len(index)}."
             )
         return plan
+
+    def with_dummy(self, dummy: Sample) -> LoaderSettings:
+        """Return settings whose plans leave room for a dummy document in groups without tiles.
+
+        Args:
+            dummy: the document.
+
+        Raises:
+            ConfigError: it has no tiles, or passes the budget by itself.
+        """
+        unit = self.padding.document_multiple
+        tokens, tiles = -(-dummy.num_tokens // unit) * unit, dummy.num_tiles
+        most_tiles = self.budget.tiles
+        if tiles == 0 or tokens >= self.budget.tokens or (most_tiles or tiles) < tiles:
+            raise ConfigError(
+                "uniform_modality=True appends the filler of the transform to text: expected one "
+                f"with an image, below {self.budget.tokens} tokens and of at most {most_tiles} "
+                f"tiles, got {tokens} tokens and {tiles} tiles. Raise the budget, or mend "
+                "Transform.filler(with_image=True)."
+            )
+        return replace(self, dummy_tokens=tokens)
 
     def padding_with_token(self, shards: ShardSet, transform: object) -> Padding:
         """Fill in what stands in padded positions: what transform or shards say, else 0."""
@@ -219,12 +257,13 @@ def open_source(source: str | os.PathLike[str] | ShardSet) -> ShardSet:
     )
 
 
-def _choose_padding(pad_to: int | str | Padding | None, budget: Budget) -> Padding:
+def _choose_padding(settings: LoaderSettings) -> Padding:
     """Turn the loader's `pad_to` into a Padding that every group within the budget fits.
 
     Raises:
         ConfigError: not a padding, or one that the budget doesn't go with.
     """
+    pad_to, budget = settings.pad_to, settings.budget
     if isinstance(pad_to, str):
         if pad_to != "full":
             raise ConfigError(
@@ -243,12 +282,12 @@ def _choose_padding(pad_to: int | str | Padding | None, budget: Budget) -> Paddi
             f"{padding.num_tokens}. Use pad_to='full', or change the budget."
         )
     if padding.num_documents is not None:
-        # a row may end with one document of padding, also a filler's
-        room = padding.num_documents - 1
+        # a row may end with one document of padding, also a filler's, and a dummy before that
+        room = padding.num_documents - 1 - settings.uniform_modality
         if budget.samples is None or budget.samples > room:
             raise ConfigError(
                 f"Budget.samples must be at most {room} where rows have {padding.num_documents} "
-                f"documents, the last for padding: got {budget.samples}. Set "
+                f"documents, the last for padding or a dummy: got {budget.samples}. Set "
                 f"Budget(samples={max(room, 1)}), or raise Padding.num_documents."
             )
     return padding

@@ -21,6 +21,8 @@ SCHEMA = 1
 
 _COUNTS = ("epoch", "step", "micro_step", "window", "groups")
 _SHARE = ("dp_world_size", "accumulation")
+#: facts of a state that may change between two optimizer steps
+_STEP = (*_SHARE, "balance")
 #: fields that may be None: no limit, or the planner's default
 _OPTIONAL = ("budget_tiles", "budget_samples", "window_rows")
 #: no number of a state is larger: seeds reach it
@@ -60,6 +62,7 @@ class LoaderState:
         order: name and version of the grouping.
         oversize: what happens to samples over budget.
         window_rows: rows that are planned together; None: the planner's default.
+        balance: name and settings of what arranges a step, or "none".
         budget_tokens: tokens a group may hold.
         budget_tiles: tiles a group may hold; None: no limit.
         budget_samples: samples a group may hold; None: no limit.
@@ -80,6 +83,7 @@ class LoaderState:
     order: str
     oversize: str
     window_rows: int | None
+    balance: str
     budget_tokens: int
     budget_tiles: int | None
     budget_samples: int | None
@@ -151,16 +155,16 @@ class LoaderState:
             The settings that differ, each with both values, in words.
 
         Raises:
-            StateError: a setting differs; or, strict or not, another world size or accumulation
-                inside an optimizer step.
+            StateError: a setting differs; or, strict or not, another world size, accumulation or
+                balance inside an optimizer step.
         """
-        self._check_share(own)
+        self._check_step(own)
         differences = tuple(
             f"{field.name}: {getattr(self, field.name)!r} in the state, "
             f"{getattr(own, field.name)!r} in this loader"
             for field in fields(self)
             # the hash of the plan belongs to one epoch: see check_plan
-            if field.name not in (*_COUNTS, *_SHARE, "plan")
+            if field.name not in (*_COUNTS, *_STEP, "plan")
             and getattr(self, field.name) != getattr(own, field.name)
         )
         if strict and differences:
@@ -188,21 +192,21 @@ class LoaderState:
                 f"{self.window} is not before the end of epoch {self.epoch}."
             )
 
-    def _check_share(self, own: LoaderState) -> None:
-        # inside a step only the same ranks and accumulation go on: with others, the groups that
-        # some ranks have already used would not be a prefix of the order
+    def _check_step(self, own: LoaderState) -> None:
+        # inside a step only the same ranks, accumulation and balance go on: with others, the rows
+        # that some ranks have already used would come again
         changed = [
             f"{name} {getattr(self, name)} -> {getattr(own, name)}"
-            for name in _SHARE
+            for name in _STEP
             if getattr(self, name) != getattr(own, name)
         ]
         if changed and self.micro_step:
             raise StateError(
-                f"another number of ranks or another accumulation ({', '.join(changed)}) can be "
+                f"other ranks, accumulation, sync or cost ({', '.join(changed)}) can be "
                 "taken up at an optimizer-step boundary only, but this state lies inside a step "
                 f"(epoch {self.epoch}, step {self.step}, {self.micro_step} of {self.accumulation} "
-                "micro-batches done). Save after a batch with is_last_micro_step, or continue with "
-                "the old numbers."
+                "micro-batches done). Save after a batch with is_last_micro_step, or continue as "
+                "before."
             )
         if self.micro_step >= self.accumulation:
             raise StateError(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from omniload import Budget, ConfigError, DataLoader, StateError, World
+from omniload import Budget, ConfigError, CostModel, DataLoader, StateError, World
 from omniload._checksum import fields_checksum
 from omniload.shards import open_shards
 from omniload.transforms import transform_from_settings
@@ -79,6 +79,54 @@ def test_resume_at_every_step_is_exact(
         assert_same_run(rest, batches[done:])
         if rest:
             assert resumed.state_dict() == states[-1]
+
+
+BALANCES = (
+    {"sync": "step"},
+    {"sync": "micro-step"},
+    {"sync": None},
+    {"cost": CostModel(tile=300.0, token=1.0, token_pair=1 / 4096)},
+)
+
+
+@pytest.mark.parametrize("balance", BALANCES)
+def test_resume_inside_a_balanced_step_is_exact(data, balance):
+    arguments = {"world": world(1, 2), "accumulation": 3, "budget": Budget(tokens=500), **balance}
+    batches, states = record_run(loader(data, **arguments), num_epochs=1)
+    for done in range(len(batches)):
+        resumed = loader(data, **arguments)
+        resumed.load_state_dict(states[done])
+        assert resumed.state_dict() == states[done]
+        assert_same_run(resumed, batches[done:])
+
+
+def test_balance_changes_who_gets_what_inside_a_step_only(data):
+    runs = []
+    for balance in BALANCES:
+        arguments = {"accumulation": 3, "budget": Budget(tokens=500), **balance}
+        steps = {}
+        for rank in range(2):
+            for batch in loader(data, world=world(rank, 2), **arguments):
+                steps.setdefault(batch.step, []).extend(batch.sample_ids.tolist())
+        runs.append(steps)
+    assert runs[0] != runs[2]
+    for run in runs:
+        assert {step: sorted(rows) for step, rows in run.items()} == {
+            step: sorted(rows) for step, rows in runs[0].items()
+        }
+
+
+def test_another_balance_is_taken_up_between_two_steps_only(data):
+    arguments = {"accumulation": 2, "budget": Budget(tokens=500)}
+    batches, states = record_run(loader(data, **arguments), num_epochs=1)
+    for balance in BALANCES[1:]:
+        other = loader(data, **arguments, **balance)
+        assert len(json.dumps(other.state_dict())) < 1100
+        for strict in (True, False):
+            with pytest.raises(StateError, match=r"sync or cost \(balance step-balance.*boundary"):
+                other.load_state_dict(states[3], strict=strict)
+        other.load_state_dict(states[2])
+        assert sorted(rows_of(other)) == sorted(rows_of(batches[2:]))
 
 
 def test_prefetched_batches_are_not_counted(data):
