@@ -162,7 +162,7 @@ class TensorBuffer(Mapping[str, torch.Tensor]):
 
     @property
     def sample_ids(self) -> torch.Tensor:
-        """int64 (num_samples,), rows of the index; (0,) in a filler."""
+        """int64 (num_samples,), rows of the index; those of fillers and dummies left out."""
         return self["sample_ids"]
 
     @property

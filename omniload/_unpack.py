@@ -53,7 +53,8 @@ def to_samples(
     """Copy the samples out; see `PackedBatch.unpack`."""
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in row.items()}
     starts = arrays["cu_seqlens"].tolist()
-    ids = arrays["sample_ids"].tolist() or [-1] * len(lengths)
+    ids = arrays["sample_ids"].tolist()
+    ids += [-1] * (len(lengths) - len(ids))  # fillers and dummies
     first_tiles = np.concatenate([[0], np.cumsum(arrays["image_num_tiles"], dtype=np.int64)])
     samples, image = [], 0
     for index, (length, images) in enumerate(zip(lengths, num_images, strict=True)):

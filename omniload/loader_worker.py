@@ -43,6 +43,8 @@ class Task:
         is_last_micro_step: whether it ends the step.
         loss_totals: denominators of the loss in the whole step, over all ranks.
         rows: int64 (n,), rows of the index; empty: a filler.
+        needs_image: whether the rows have no image, but those of other ranks in this micro-step
+            have some; likewise for a filler, or if all ranks have one.
     """
 
     epoch: int
@@ -51,6 +53,7 @@ class Task:
     is_last_micro_step: bool
     loss_totals: LossTotals
     rows: npt.NDArray[np.int64]
+    needs_image: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +118,15 @@ class Walk:
                 is_last_micro_step=micro_step == plan.accumulation - 1,
                 loss_totals=totals,
                 rows=rows,
+                needs_image=self._needs_image(step, micro_step, rows),
             )
+
+    def _needs_image(self, step: int, micro_step: int, rows: npt.NDArray[np.int64]) -> bool:
+        if self.index.num_tiles[rows].any():
+            return False
+        groups, size = self.plan.step_groups(step), self.plan.dp_world_size
+        first, end = groups.offsets[[micro_step * size, (micro_step + 1) * size]]
+        return first == end or bool(self.index.num_tiles[groups.rows[first:end]].any())
 
     def _loss_totals(self, step: int) -> LossTotals:
         # of all ranks: each has the whole plan and index, so nothing is sent
@@ -169,11 +180,15 @@ class PackDataset(Dataset[PackedBatch]):
 
     def __getitem__(self, task: Task) -> PackedBatch:
         is_filler = len(task.rows) == 0
+        uniform = self._settings.uniform_modality
+        dummy, reserved = None, None
         if is_filler:
-            samples = [self._transform.filler(with_image=self._with_image)]
-            reserved = None
+            with_image = self._with_image and (task.needs_image or not uniform)
+            samples = [self._transform.filler(with_image=with_image)]
         else:
             samples, reserved = self._samples(task)
+            if uniform and task.needs_image:
+                dummy = self._transform.filler(with_image=True)
         return pack(
             samples,
             step=task.step,
@@ -183,6 +198,7 @@ class PackDataset(Dataset[PackedBatch]):
             num_loss_samples_step=task.loss_totals.num_samples,
             sqrt_loss_tokens_step=task.loss_totals.sqrt_tokens,
             is_filler=is_filler,
+            dummy=dummy,
             dp_world_size=self._settings.world.dp_world_size,
             accumulation=self._settings.accumulation,
             pad_to=self._padding,

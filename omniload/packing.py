@@ -54,6 +54,7 @@ def pack(
     num_loss_samples_step: int | None = None,
     sqrt_loss_tokens_step: float | None = None,
     is_filler: bool = False,
+    dummy: Sample | None = None,
     dp_world_size: int = 1,
     accumulation: int = 1,
     pad_to: int | Padding | None = None,
@@ -76,6 +77,8 @@ def pack(
         sqrt_loss_tokens_step: sum over them of the root of their loss tokens, for
             `PackedBatch.loss_weights("sqrt")`; None: likewise.
         is_filler: the samples stand in for data that is not there (sample_id -1, no labels).
+        dummy: a filler that becomes the last document of the row, because other ranks run the
+            vision encoder; it gives no loss and is not in `sample_ids`.
         dp_world_size: data-parallel ranks.
         accumulation: micro-steps of a step.
         pad_to: the row gets a multiple of so many tokens; or a `Padding`, which can do more. None:
@@ -93,6 +96,10 @@ def pack(
         NativeUnavailableError: backend="native" without the extension.
     """
     _check_fillers(samples, is_filler)
+    num_sample_ids = 0 if is_filler else len(samples)
+    if dummy is not None:
+        _check_dummy(dummy)
+        samples = [*samples, dummy]
     if num_loss_tokens_step is None and dp_world_size * accumulation != 1:
         raise ConfigError(
             "num_loss_tokens_step must be given where a step has more than one batch: got None "
@@ -102,7 +109,7 @@ def pack(
     padding = Padding.of(pad_to)
     lengths = [len(sample.input_ids) for sample in samples]
     plan = padding.plan(lengths)
-    sizes = _sizes_of(samples, plan, num_sample_ids=0 if is_filler else len(samples))
+    sizes = _sizes_of(samples, plan, num_sample_ids=num_sample_ids)
     tiles = [plain(sample.tiles) for sample in samples if sample.num_tiles]
     if reserved is not None and _is_filled(reserved, samples, sizes):
         buffer, arrays, tiles = reserved.buffer, reserved.arrays, []
@@ -119,8 +126,7 @@ def pack(
         num_loss_tokens = native.pack(ids, labels, tiles, *row.arrays(), out_tiles)
     arrays["cu_seqlens"][len(row.cu_seqlens) :] = plan.num_tokens
     _write_images(samples, row.cu_seqlens, arrays)
-    if not is_filler:
-        arrays["sample_ids"][:] = [sample.sample_id for sample in samples]
+    arrays["sample_ids"][:] = [sample.sample_id for sample in samples[:num_sample_ids]]
     if is_filler and num_loss_tokens:
         raise ConfigError(f"a filler must give no loss, got {num_loss_tokens} loss tokens.")
     return PackedBatch(
@@ -223,6 +229,14 @@ def _check_fillers(samples: Sequence[Sample], is_filler: bool) -> None:
                 "samples of a filler must have sample_id=-1, all others must not: got "
                 f"sample_id={sample.sample_id} with is_filler={is_filler}."
             )
+
+
+def _check_dummy(dummy: Sample) -> None:
+    if dummy.sample_id >= 0 or (dummy.labels != IGNORE_INDEX).any():
+        raise ConfigError(
+            "a dummy document must have sample_id=-1 and labels of -100 only: got "
+            f"sample_id={dummy.sample_id}, {dummy.num_loss_tokens} loss tokens."
+        )
 
 
 def _written_part(arrays: dict[str, npt.NDArray[Any]], num_documents: int) -> TokenRow:
