@@ -231,7 +231,7 @@ def _report_oversize(
     if room:
         found += f" Beside a row without tiles, a dummy image needs {room} tokens."
     if settings.oversize == "drop":
-        _warn_once(f"{found} They are left out (oversize='drop') and listed in plan.dropped.")
+        _warn_once(f"{found} They are left out (oversize='drop') and listed in `dropped`.")
         return
     again = f"--max-tokens {budget.tokens - room}"
     if (needed <= budget.tokens).all():

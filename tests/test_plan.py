@@ -236,7 +236,7 @@ def test_dropped_rows_are_listed_and_reported_once_and_all_others_are_fed(caplog
         assert plan.dropped.dtype == np.int64
         assert sorted(rows_of(plan)) == sorted({*range(100)} - {5, 40, 41, 60})
     assert caplog.text.count("4 of 100 rows are over") == 1
-    assert "oversize='drop'" in caplog.text
+    assert "oversize='drop') and listed in `dropped`" in caplog.text
 
 
 def test_plan_of_rows_that_are_all_dropped_is_empty():

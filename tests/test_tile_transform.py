@@ -145,7 +145,7 @@ def test_damaged_images_are_named():
     record = make_record()
     transform = transform_from_settings(manifest_settings())
     for data, reason in ((b"", "is empty"), (record.images[1][:90], "damaged png image: ")):
-        with pytest.raises(SampleError, match=f"image 2 of 2: .*{reason}"):
+        with pytest.raises(SampleError, match=f"image 2 of 2: .*{reason}.*--check-images"):
             transform(changed(record, images=(record.images[0], data)), RNG)
 
 

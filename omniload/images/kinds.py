@@ -130,11 +130,13 @@ def check_readable(kind: str) -> None:
 def _missing_codecs() -> tuple[tuple[str, str], ...]:
     # an older PIL warns about a name that it doesn't know; these lists hold the known ones
     supported = {*features.get_supported_modules(), *features.get_supported_codecs()}
+    # whoever has Pillow-SIMD has it on purpose
+    loss = ", which resizes more slowly" if ".post" in PIL.__version__ else ""
     return tuple(
         (
             kind,
-            f"PIL {PIL.__version__} was built without {library}; install that library and build "
-            "PIL again, or install plain Pillow (pip install --force-reinstall pillow)",
+            f"PIL {PIL.__version__} was built without {library}; convert these images, install "
+            f"that library and build PIL again, or use plain Pillow{loss}",
         )
         for kind, (feature, library) in _FEATURES.items()
         if feature not in supported

@@ -231,7 +231,7 @@ class TileTransform:
         self, record: Record, index: int, data: bytes, out: np.ndarray[Any, np.dtype[np.uint8]]
     ) -> tuple[int, int]:
         # an image stored resized is cut as it lies
-        image = None if is_stored(data) else decode(data)
+        image = None if is_stored(data) else _decoded(data)
         width, height = image_size(data) if image is None else image.shape[1::-1]
         stored = tuple(record.image_sizes[index].tolist())
         if stored != (width, height):
@@ -335,3 +335,13 @@ class TileTransform:
 
     def _normalisation(self) -> tuple[Any, Any]:
         return self.mean or self.default_mean, self.std or self.default_std
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return decode(data)
+    except SampleError as error:
+        text = str(error).removesuffix(".")
+        raise SampleError(
+            f"{text}. To leave such samples out, preprocess again with --check-images."
+        ) from error
