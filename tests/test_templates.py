@@ -106,7 +106,7 @@ def test_no_content_breaks_out_of_a_jinja_template(pairs):
     loaded = LoadedTokenizer(json=tokenizer.json, name="model", chat_template=CHATML)
     by_jinja = encoder_of(load_template("tokenizer", tokenizer=loaded), loaded)
     by_data = encoder_of(load_template("chatml"), tokenizer)
-    messages = [turn(*t) for q, a in pairs for t in (("user", f"{q}?"), ("assistant", a))]
+    messages = [turn(*t) for q, a in pairs for t in (("user", f"{q}?"), ("assistant", f"{a}."))]
     want, got = by_data.encode(messages, []), by_jinja.encode(messages, [])
     assert got.input_ids.tolist() == want.input_ids.tolist()
     assert got.labels.tolist() == want.labels.tolist()

@@ -258,6 +258,8 @@ def _category(error: SampleError) -> str:
     text = str(error)
     if text.startswith("too long"):
         return "too long"
+    if text.startswith("empty answer"):
+        return "empty answer"
     return "no loss token" if text.startswith("no token that gives loss") else "conversation"
 
 

@@ -41,7 +41,8 @@ class ConversationEncoder:
         tokenizer: from `load_tokenizer`.
         template: from `load_template`.
         loss: "assistant": every answer, its end token included; "last": the last answer only;
-            "all": every token but images. A message's weight of 0 or 1 goes before it.
+            "all": every token but images. A message's weight of 0 or 1 goes before it. An answer
+            without text gives none, lest the model learn to say nothing.
         tokens_per_tile: tokens the language model sees for one image tile.
 
     Raises:
@@ -132,14 +133,15 @@ class ConversationEncoder:
             Token ids, labels and image spans.
 
         Raises:
-            SampleError: no text and no image at all, an unknown role, a weight other than 0 and 1,
-                a number of marks that isn't the number of images, text that is no valid Unicode,
-                or a template that fails or moves images.
+            SampleError: no text at all, or none in the answers that would give loss, an unknown
+                role, a weight other than 0 and 1, a number of marks that isn't the number of
+                images, text that is no valid Unicode, or a template that fails or moves images.
         """
         self._check(messages, image_num_tiles)
-        pieces = self.template.pieces(
-            messages, self._turn_losses(messages), self._vocabulary.pattern
-        )
+        losses = self._turn_losses(messages)
+        if not any(loss.content for loss in losses) and _has_empty_answer(messages):
+            raise SampleError("empty answer: the only turns that would give loss have no text.")
+        pieces = self.template.pieces(messages, losses, self._vocabulary.pattern)
         num_images = sum(piece.kind == "image" for piece in pieces)
         if num_images != len(image_num_tiles):
             raise SampleError(
@@ -192,7 +194,9 @@ class ConversationEncoder:
         )
         losses = []
         for index, message in enumerate(messages):
-            if message.weight is not None:
+            if self.loss != "all" and _is_empty_answer(message):
+                content = False
+            elif message.weight is not None:
                 content = bool(message.weight)
             elif self.loss == "last":
                 content = index == last
@@ -200,6 +204,14 @@ class ConversationEncoder:
                 content = self.loss == "all" or message.role == "assistant"
             losses.append(TurnLoss(content, self.loss == "all" and message.weight != 0))
         return losses
+
+
+def _is_empty_answer(message: Message) -> bool:
+    return message.role == "assistant" and not message.content.strip()
+
+
+def _has_empty_answer(messages: Sequence[Message]) -> bool:
+    return any(_is_empty_answer(message) for message in messages)
 
 
 def _rebuild(
