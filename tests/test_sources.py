@@ -154,7 +154,7 @@ def test_weights_of_turns_are_kept():
         ({"conversations": [{"from": "wizard", "value": "x"}]}, "roles .* got 'wizard'"),
         ({"conversations": [{"value": "x"}]}, "roles .* got None"),
         ({"conversations": [{"from": "human", "value": None}]}, "turn 0 has no text: it is null"),
-        ({"conversations": turns("<image><image>", "x"), "image": "a"}, "expected 1 marks, got 2"),
+        ({"conversations": turns("<image><image>", "x"), "image": "a"}, "expected 1 mark, got 2"),
         ({"conversations": turns("<image>", "x"), "image": ["a", "b"]}, "expected 2 marks, got 1"),
         ({"conversations": turns("<image>", "x")}, "expected 0 marks, got 1"),
         ({"conversations": [{"from": "gpt", "value": "x"}], "image": "a"}, "no user turn"),

@@ -68,7 +68,13 @@ def preprocess(
     src: Annotated[str, typer.Argument(metavar="SRC", help="A file, a folder or a glob.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the shards; new or empty.")],
     format_: Annotated[
-        Format | None, typer.Option("--format", help="Kind of input. [default: by its content]")
+        Format | None,
+        typer.Option(
+            "--format",
+            metavar="KIND",
+            help="llava, sharegpt, internvl-meta, webdataset, parquet or shards. "
+            "[default: by its content]",
+        ),
     ] = None,
     image_root: Annotated[
         Path | None,
@@ -81,16 +87,24 @@ def preprocess(
     template: Annotated[
         str, typer.Option(help="Chat template: chatml, qwen-vl, vicuna, llama3, tokenizer, file.")
     ] = "chatml",
-    loss: Annotated[LossOn, typer.Option(help="Turns that give loss.")] = LossOn.ASSISTANT,
+    loss: Annotated[
+        LossOn, typer.Option(metavar="TURNS", help="Turns that give loss: assistant, last or all.")
+    ] = LossOn.ASSISTANT,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of a sample.")] = None,
     oversize: Annotated[
-        Oversize, typer.Option(help="For samples over --max-tokens; an image is never cut.")
+        Oversize,
+        typer.Option(
+            metavar="HOW",
+            help="Samples over --max-tokens: truncate, fewer-tiles or reject. An image is never "
+            "cut.",
+        ),
     ] = Oversize.TRUNCATE,
     tiling: Annotated[
         Tiling,
         typer.Option(
-            help="Images as InternVL, LLaVA-NeXT (anyres), LLaVA-1.5 (square), Qwen2-VL and later, "
-            "or Pixtral (navit) take them."
+            metavar="NAME",
+            help="Images as these take them: internvl, anyres (LLaVA-NeXT), square (LLaVA-1.5), "
+            "qwen (Qwen2-VL and later) or navit (Pixtral).",
         ),
     ] = Tiling.INTERNVL,
     tile_size: Annotated[
@@ -140,15 +154,17 @@ def preprocess(
     store: Annotated[
         Store,
         typer.Option(
-            help="internvl: images as they are, or resized to their grid where that is less to "
-            "decode; needs the same tiling for good."
+            metavar="FORM",
+            help="internvl: original images, or resized to their grid where that is less to "
+            "decode; needs the same tiling for good.",
         ),
     ] = Store.ORIGINAL,
     store_quality: Annotated[
         str,
         typer.Option(
-            metavar="1-100|lossless",
-            help="Of resized images: JPEG quality, or PNG (slow to decode for photos).",
+            metavar="Q",
+            help="Of resized images: JPEG quality 1 to 100, or lossless: PNG (slow to decode for "
+            "photos).",
         ),
     ] = "95",
     shard_bytes: Annotated[
@@ -183,7 +199,6 @@ def preprocess(
     Example: `omniload preprocess llava_v1_5_mix665k.json shards/ --image-root images/ --tokenizer
     Qwen2.5-0.5B/ --max-tokens 4096`
     """
-    from omniload.images import missing_codecs
     from omniload.tools.preprocess_run import preprocess_data
     from omniload.tools.recipe import Recipe, RunOptions
 
@@ -218,8 +233,6 @@ def preprocess(
         check_images=check_images,
         allow_outside_root=allow_outside_root,
     )
-    for kind, remedy in missing_codecs().items():
-        typer.secho(f"note: {kind} images can't be read here: {remedy}", fg="yellow", err=True)
     try:
         summary = preprocess_data(
             src,
@@ -231,11 +244,16 @@ def preprocess(
             workers=_cores() if workers is None else workers,
             overwrite=overwrite,
             show_progress=not as_json,
+            note=_note,
         )
     except KeyboardInterrupt:
         typer.echo("stopped; run the same command again to go on", err=True)
         raise
     _report(summary, out, as_json=as_json)
+
+
+def _note(text: str) -> None:
+    typer.secho(f"note: {text}", fg="yellow", err=True)
 
 
 def _cores() -> int:
@@ -271,9 +289,13 @@ def _report(summary: Summary, out: Path, *, as_json: bool) -> None:
         typer.secho(f"rejected    {facts['rejected']:,}, see {out / 'rejected.jsonl'}", fg="yellow")
         for reason, count in facts["reasons"].items():
             typer.echo(f"            {count:,} {reason}")
+    for text in facts["notes"]:
+        _note(text)
 
 
 def _lines(facts: dict[str, Any], out: Path) -> list[str]:
+    from omniload.tools.notes import added_tokens, plural
+
     lines = [
         f"read        {facts['read']:,} samples"
         + (
@@ -281,12 +303,15 @@ def _lines(facts: dict[str, Any], out: Path) -> list[str]:
             if facts["already_complete"]
             else f" in {facts['seconds']:.1f} s ({facts['samples_per_second']:,.0f} samples/s)"
         ),
-        f"written     {facts['written']:,} to {out}: {facts['shards']} shards, "
+        f"written     {facts['written']:,} to {out}: {plural(facts['shards'], 'shard')}, "
         f"{facts['bytes'] / (1 << 20):,.1f} MiB",
         f"tokens      {facts['tokens']:,} (mean {facts['mean_tokens']:,.1f}), "
         f"{facts['loss_tokens']:,} give loss",
         f"tiles       {facts['tiles']:,} (mean {facts['mean_tiles']:.2f}) "
-        f"of {facts['images']:,} images",
+        f"of {plural(facts['images'], 'image')}",
+    ]
+    lines += [
+        f"vocabulary  {text}" for text in added_tokens(facts["added_tokens"], facts["vocab_size"])
     ]
     for name, words in (("truncated", "truncated"), ("tiles_reduced", "with fewer tiles")):
         if facts[name]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from omniload.errors import ConfigError, SampleError
 from omniload.shards import FinishedShard, Manifest, finish_shards, settings_fingerprint
 from omniload.shards.manifest import partial_name, write_atomic
 from omniload.tools.chunks import SpanTable, cut_pieces, scan_input
+from omniload.tools.notes import check_tile_limits, end_notes, start_notes
 from omniload.tools.output import (
     REJECTED_NAME,
     TOKENIZER_NAME,
@@ -38,6 +40,8 @@ from omniload.tools.sources import InputFile, Rejection
 from omniload.tools.sources.detect import find_input
 
 __all__ = ["Summary", "preprocess_data"]
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,9 @@ class Summary:
             "mean_tiles": counts["tiles"] / written,
             "sources": dict(self.manifest.sources),
             "fingerprint": self.manifest.fingerprint,
+            "vocab_size": self.manifest.settings["encoder"]["vocab_size"],
+            "added_tokens": self.manifest.settings["encoder"]["added_tokens"],
+            "notes": list(end_notes(counts, self.reasons)),
             "seconds": round(self.seconds, 3),
             "samples_per_second": round(counts["read"] / max(self.seconds, 1e-9), 1),
             "pieces": self.pieces,
@@ -92,6 +99,7 @@ def preprocess_data(
     workers: int = 1,
     overwrite: bool = False,
     show_progress: bool = False,
+    note: Callable[[str], None] | None = None,
 ) -> Summary:
     """Turn raw data into shards; goes on where a killed run was.
 
@@ -106,6 +114,7 @@ def preprocess_data(
             `if __name__ == "__main__":`.
         overwrite: replace the shards that are there.
         show_progress: show a bar on standard error.
+        note: called with each note for people before the work begins; None: logged.
 
     Returns:
         What was done.
@@ -121,6 +130,7 @@ def preprocess_data(
         raise ConfigError(f"--workers must be at least 1, got {workers}.")
     check_places(str(src), str(out))
     files = find_input(src, format_name=format_name, image_root=image_root)
+    check_tile_limits(files, recipe.policy())
     settings = recipe.settings()
     run = describe_run(files, settings, options.that_decide_bytes())
     finished = None if overwrite else finished_before(str(out), run)
@@ -130,6 +140,8 @@ def preprocess_data(
         going_on = take_up(work, run)
         job = _Run(files=files, recipe=recipe, options=options, work=work, settings=settings)
         job.plan(going_on, show=show_progress)
+        for text in start_notes(files, make_encoder(recipe)):
+            (note or _LOG.warning)(text)
         resumed = job.pieces_done()
         if options.strict:
             job.refuse_rejected()
@@ -272,6 +284,7 @@ class _Run:
                 f"all {counts['read']} records are rejected: "
                 f"{', '.join(f'{count} {reason}' for reason, count in ordered.items())}. See "
                 f"{out / REJECTED_NAME} for each of them."
+                + "".join(f" Note: {text}." for text in end_notes(counts, ordered))
             )
         used = {shard.info.name for shard in shards}
         for path in out.glob("shard-*.arrow"):

@@ -123,7 +123,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         if self.shard_bytes < 1 << 16:
-            raise ConfigError(f"shard_bytes must be at least 64 KiB, got {self.shard_bytes}.")
+            raise ConfigError(f"--shard-bytes must be at least 64 KiB, got {self.shard_bytes}.")
 
     def that_decide_bytes(self) -> dict[str, Any]:
         """Give those that the written files depend on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from omniload.errors import ConfigError
@@ -65,7 +66,17 @@ def make_policy(tiling: str, options: dict[str, Any], *, oversize: str = "trunca
         )
     if "pinpoints" in given:
         given["pinpoints"] = parse_pinpoints(given["pinpoints"])
-    return POLICIES[tiling](**{fields[name]: value for name, value in given.items()})
+    try:
+        return POLICIES[tiling](**{fields[name]: value for name, value in given.items()})
+    except ConfigError as error:
+        raise ConfigError(_with_options(str(error), fields)) from None
+
+
+def _with_options(text: str, fields: dict[str, str]) -> str:
+    """Say an error of a policy in terms of the command line."""
+    for name, field in fields.items():
+        text = re.sub(rf"\b[A-Z]\w+\.{field}\b", _option(name), text)
+    return text
 
 
 def default_tokens_per_tile(tiling: str, tokens_per_tile: int | None, tile_size: int | None) -> int:

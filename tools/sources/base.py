@@ -25,6 +25,9 @@ class InputFile:
         image_root: folder that image paths are relative to, absolute.
         style: turns to look for first: "llava", "sharegpt" or "" for either.
         repeat: times that each record is used; a fraction takes a seeded subset.
+        max_tiles: most tiles of an image that a meta file asks for; None: it doesn't say.
+        min_tiles: least tiles, likewise.
+        notes: what people should know about it.
     """
 
     kind: str
@@ -34,6 +37,9 @@ class InputFile:
     image_root: str
     style: str = ""
     repeat: float = 1.0
+    max_tiles: int | None = None
+    min_tiles: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -204,7 +204,8 @@ def _place_images(turns: list[Message], num_images: int) -> tuple[Message, ...]:
     if marks:
         raise RefusedError(
             "marks and images",
-            f"each image needs one mark {IMAGE_MARK}: expected {num_images} marks, got {marks}",
+            f"each image needs one mark {IMAGE_MARK}: expected {num_images} "
+            f"{'mark' if num_images == 1 else 'marks'}, got {marks}",
         )
     for number, turn in enumerate(turns):
         if turn.role == "user":

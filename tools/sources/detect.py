@@ -26,6 +26,14 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "shards": ("shards",),
 }
 
+_NAMES = {
+    "json": "a JSON array",
+    "jsonl": "JSON lines",
+    "meta": "an InternVL meta file",
+    "tar": "a tar",
+    "parquet": "Parquet",
+    "shards": "a folder of omniload's own shards",
+}
 _ENDS = (".json", ".jsonl", ".ndjson", ".tar", ".parquet")
 # written by the datasets library beside the data
 _NOT_DATA = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json")
@@ -59,8 +67,14 @@ def find_input(
     paths = list(_paths(src))
     wanted = FORMATS.get(format_name or "")
     found = [(path, _kind(path, wanted)) for path in paths]
-    if wanted is not None and src.is_dir():
+    if wanted is not None and src.is_dir() and not (src / MANIFEST_NAME).is_file():
         found = [(path, kind) for path, kind in found if kind in wanted]
+    for path, kind in found:
+        if wanted is not None and kind not in wanted:
+            raise ConfigError(
+                f"{path} is not what --format {format_name} says: by its content it is "
+                f"{_NAMES[kind]}. Leave --format out, or choose the right one."
+            )
     if not found:
         raise ConfigError(_nothing(src, format_name))
     kinds = sorted({kind for _, kind in found})
@@ -113,7 +127,12 @@ def _walk(folder: Path) -> Iterator[Path]:
 def _kind(path: Path, wanted: Sequence[str] | None) -> str:
     if path.is_dir():
         return "shards"
-    kind = _sniff(path)
+    try:
+        kind = _sniff(path)
+    except ConfigError:
+        if wanted not in (("tar",), ("parquet",)):
+            raise
+        return wanted[0]  # as told; its reader says what is wrong
     if wanted is not None and kind == "meta" and "meta" not in wanted:
         kind = "jsonl"  # one record on several lines is refused there, line by line
     return kind
@@ -127,8 +146,12 @@ def _sniff(path: Path) -> str:
         raise ConfigError(f"{path} can't be read: {error.strerror}.") from None
     if head[:4] == b"PAR1":
         return "parquet"
-    if head[_TAR_MAGIC] == b"ustar" or path.suffix.lower() == ".tar" or head.startswith(_PACKED):
+    if head[_TAR_MAGIC] == b"ustar" or path.suffix.lower() in (".tar", ".tgz"):
         return "tar"
+    if ".tar" in path.suffixes and head.startswith(_PACKED):
+        return "tar"
+    if head.startswith(_PACKED):
+        raise ConfigError(f"{path} is compressed. Unpack it first; only plain files are read.")
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"["):
         return "json"

@@ -3,6 +3,8 @@
     {"ai2d": {"root": "images/ai2d", "annotation": "ai2d.jsonl", "repeat_time": 1}, ...}
 
 `repeat_time` above 1 repeats a set, below 1 takes a part of it, the same part for the same seed.
+`max_dynamic_patch` and `min_dynamic_patch` must be the limits of the run. Other keys are not used;
+a note says so.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from omniload.tools.sources.base import InputFile
 __all__ = ["is_meta", "meta_files"]
 
 _MAX_REPEAT = 1000
+_USED = ("root", "annotation", "repeat_time", "length", "max_dynamic_patch", "min_dynamic_patch")
 
 
 def is_meta(value: Any) -> bool:
@@ -83,7 +86,25 @@ def _one_set(
         source=name,
         image_root=os.fspath(_existing(path, name, "root", root, roots)),
         repeat=float(repeat),
+        max_tiles=_limit(path, name, "max_dynamic_patch", entry),
+        min_tiles=_limit(path, name, "min_dynamic_patch", entry),
+        notes=tuple(
+            f"set {name!r} of the meta file has {key!r}, which is not used"
+            for key, value in entry.items()
+            if key not in _USED and value not in (None, False, "")
+        ),
     )
+
+
+def _limit(path: Path, name: str, key: str, entry: dict[str, Any]) -> int | None:
+    value = entry.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(
+            f"{path}: {key} of set {name!r} must be an integer of at least 1, got {value!r}."
+        )
+    return value
 
 
 def _existing(path: Path, name: str, what: str, value: Any, bases: list[Path]) -> Path:

@@ -119,7 +119,14 @@ class ImageLoader:
     def _read(self, value: str, root: str) -> bytes:
         if value.lower().endswith(VIDEO_SUFFIXES):
             raise RefusedError("video container", video_message(f"{value!r:.200}"))
-        return _read_file(self._resolve(value, root), f"the image {value!r:.200}")
+        try:
+            return _read_file(self._resolve(value, root), f"the image {value!r:.200}")
+        except RefusedError as error:
+            if error.category != "image is missing" or os.path.isabs(value):  # noqa: PTH117
+                raise
+            raise RefusedError(
+                error.category, f"{error.reason} in {root}; see --image-root"
+            ) from None
 
     def _resolve(self, value: str, root: str) -> str:
         try:

@@ -51,6 +51,8 @@ def scan(file: InputFile) -> Iterator[Span | Rejection]:
     size = path.stat().st_size
     with path.open("rb") as stream:
         _refuse_packed(file, stream.read(8))
+        stream.seek(0)
+        head = stream.read(512)
         open_span: list[list[Member]] = []
         first = 0
         for group in _samples(stream, 0, size):
@@ -67,6 +69,8 @@ def scan(file: InputFile) -> Iterator[Span | Rejection]:
                 yield _span(open_span, first)
                 first += len(open_span)
                 open_span = []
+        if not first and not open_span and head.strip(b"\0") and head[257:262] != b"ustar":
+            raise ConfigError(f"{file.path} is not a tar: it has no whole member.")
         if open_span:
             yield _span(open_span, first)
 
