@@ -243,7 +243,7 @@ class TensorBuffer(Mapping[str, torch.Tensor]):
         Raises:
             ConfigError: a dtype: the tensors of a batch keep theirs.
         """
-        if isinstance(device, torch.dtype) or isinstance(non_blocking, torch.dtype):
+        if any(isinstance(given, torch.dtype) for given in (device, non_blocking)):
             raise ConfigError(
                 "a batch can go to a device but not to a dtype, because its integers would be "
                 f"lost: got {device!r}, {non_blocking!r}. Give the type of the pixels to "

@@ -252,7 +252,7 @@ class DataLoader:
         Raises:
             ConfigError: not a count.
         """
-        check_count("epoch", epoch, least=0)
+        check_count("epoch", epoch, least=0, most=2**53)
         self._compared = False  # whether this rank moves or not: others may
         if epoch != self._place.epoch or self._is_finished():
             if self._loaded and self._place != Place():

@@ -267,6 +267,12 @@ def test_set_epoch_chooses_the_order_and_is_not_needed(data):
     assert_same_run(epochs[0], loading)
 
 
+@pytest.mark.parametrize("epoch", [-1, 1.0, "1", True, None, 2**53 + 1, 10**30])
+def test_an_epoch_that_is_none_is_refused(data, epoch):
+    with pytest.raises(ConfigError, match="epoch must be an integer of at least 0 and at most"):
+        loader(data).set_epoch(epoch)
+
+
 def test_set_epoch_to_the_running_epoch_keeps_its_place(data):
     loading = loader(data)
     running = iter(loading)
