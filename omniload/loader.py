@@ -155,6 +155,7 @@ class DataLoader:
         self._data = data_fingerprint(self._shards.manifest)
         self._transform = choose_transform(self._shards, transform)
         if uniform_modality and self.index.num_tiles.any():
+            self._check_filler(with_image=True)  # it becomes the dummy document
             self._settings = self._settings.with_dummy(self._transform.filler(with_image=True))
         self._place = Place()
         self._taken = False  # whether a batch was handed out since the place was set
@@ -166,13 +167,7 @@ class DataLoader:
         # where rows have images, ranks wait for each other in the vision encoder too
         with_image = has_images(self.index, left_out=self.dropped)
         if tail == "filler":
-            check_filler(
-                self._transform,
-                self._shards,
-                with_image=with_image,
-                budget=budget,
-                padding=self._settings.padding,
-            )
+            self._check_filler(with_image=with_image)
         if num_workers:
             check_picklable(self._transform, multiprocessing_context)
         dataset = PackDataset(
@@ -327,6 +322,15 @@ class DataLoader:
             data=self._data,
             plan=plan.order_fingerprint,
             transform=self._transform.fingerprint,
+        )
+
+    def _check_filler(self, *, with_image: bool) -> None:
+        check_filler(
+            self._transform,
+            self._shards,
+            with_image=with_image,
+            budget=self._settings.budget,
+            padding=self._settings.padding,
         )
 
     def _compare(self) -> None:

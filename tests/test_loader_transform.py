@@ -75,6 +75,8 @@ def test_a_filler_that_cannot_be_one_is_found_at_the_start(data, change, message
     transform = Filling(inner(data), change)
     with pytest.raises(ConfigError, match=message):
         loader(data, transform=transform)
+    with pytest.raises(ConfigError, match=message):  # the dummy document is such a filler
+        loader(data, transform=transform, tail="empty", uniform_modality=True)
     loader(data, transform=transform, tail="empty")
 
 
