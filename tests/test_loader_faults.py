@@ -169,6 +169,11 @@ def test_a_dropped_loader_takes_its_persistent_workers_along(data, children):
     assert not children()
 
 
+def heed_interrupts():
+    # a shell starts background jobs with SIGINT ignored, and children inherit that
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_ends_the_program_and_its_workers(data):
     program = subprocess.Popen(
         [sys.executable, "-m", "tests.loader_endless", str(data)],
@@ -177,6 +182,7 @@ def test_an_interrupt_ends_the_program_and_its_workers(data):
         text=True,
         cwd=Path(__file__).resolve().parent.parent,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     try:
         assert len(program.stdout.readline().split()) == 2

@@ -35,6 +35,11 @@ def run_command(src, out, *more):
     return subprocess.run(command(src, out, *more), capture_output=True, text=True, cwd=ROOT)
 
 
+def heed_interrupts():
+    # a shell starts background jobs with SIGINT ignored, and children inherit that
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def started(src, out, *more):
     """A running command, in a process group of its own; nothing of it is left at the end."""
@@ -45,6 +50,7 @@ def started(src, out, *more):
         text=True,
         cwd=ROOT,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     try:
         yield process
