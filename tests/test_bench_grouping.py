@@ -83,7 +83,10 @@ def test_command_compares_all_groupings():
     rows = {row["grouping"]: row for row in found["rows"]}
     assert list(rows) == list(GROUPINGS)
     assert all(row["samples"] == 3000 and row["seconds"] > 0 for row in rows.values())
-    assert rows["isf"]["groups"] < rows["random"]["groups"]
+    assert rows["buffered"]["groups"] <= rows["isf"]["groups"] < rows["random"]["groups"]
+    for row in rows.values():
+        assert row["even tokens"] < row["dist tokens"]
+        assert row["step ms"] > 0
     assert "Budget: 4096 tokens, 13 tiles" in found["notes"]
 
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from omniload.index import LengthIndex
     from omniload.types import Budget, Groups
 
-__all__ = ["group_figures", "grouping"]
+__all__ = ["balanced_figures", "group_figures", "grouping"]
+
+_MOST_STEPS = 200  # that are balanced for the figures
 
 
 def grouping(
@@ -42,8 +44,9 @@ def grouping(
 ) -> None:
     """Compare groupings: time, number of groups, balance over ranks.
 
-    Dist ratios are those of the order in which groups come, before anything is balanced inside a
-    step; steps that are not full are left out. Times are wall times of the grouping alone, warm.
+    Dist ratios are sums over the groups of a rank in a step: first in the order in which groups
+    come, then with steps balanced as the loader does (sync="step"), which takes `step ms`. Steps
+    that are not full are left out. Other times are those of the grouping alone, warm.
 
     Example: `omniload bench grouping --samples 200000 --ranks 8`
     """
@@ -64,29 +67,41 @@ def grouping(
     rows = []
     for name, call in calls.items():
         seconds = timings[name].median_s
+        groups = call()
+        steps = {"budget": budget, "ranks": ranks, "accumulation": accumulation}
         rows.append(
             {
                 "grouping": name,
                 "samples": len(index),
                 "seconds": seconds,
                 "samples/s": round(len(index) / max(seconds, 1e-9)),
-                **group_figures(
-                    call(), index, budget=budget, ranks=ranks, accumulation=accumulation
-                ),
+                **group_figures(groups, index, **steps),
+                **balanced_figures(groups, index, **steps),
             }
         )
     notes = (
         f"{note}; {left_out} rows over the budget left out. Budget: {budget.tokens} tokens, "
         f"{budget.tiles} tiles. Steps: {ranks} ranks x {accumulation} groups. Bound of the "
-        "groups: sum of sizes by budget, the larger of tokens and tiles."
+        "groups: sum of sizes by budget, the larger of tokens and tiles. Dist ratios: as groups "
+        f"come > with steps balanced, {rows[0]['step ms']:.2g} ms a step for {rows[0]['grouping']}."
     )
     if not as_json:
-        for row in rows:
-            # a terminal has 80 columns; the number of samples is in the notes
-            del row["samples"]
-            row["seconds"] = f"{row['seconds']:.3g}"
-            row["samples/s"] = f"{row['samples/s'] / 1e6:.1f} M"
+        rows = [_table_row(row) for row in rows]
     emit("grouping", rows, as_json, notes)
+
+
+def _table_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Fit a row into 80 columns; the rest is in the notes, or in the JSON."""
+    return {
+        "grouping": row["grouping"],
+        "seconds": f"{row['seconds']:.3g}",
+        "groups": row["groups"],
+        "/ bound": f"{row['groups over bound']:.4f}",
+        **{
+            f"dist {name}": f"{row[f'dist {name}']:.3f} > {row[f'even {name}']:.4f}"
+            for name in ("tiles", "tokens")
+        },
+    }
 
 
 def _leave_out_oversize(index: LengthIndex, budget: Budget) -> tuple[LengthIndex, int]:
@@ -137,4 +152,52 @@ def group_figures(
         "groups over bound": len(groups) / max(bound, 1),
         "dist tiles": dist(tiles),
         "dist tokens": dist(tokens),
+    }
+
+
+def balanced_figures(
+    groups: Groups, index: LengthIndex, *, budget: Budget, ranks: int, accumulation: int
+) -> dict[str, Any]:
+    """Say what balancing inside steps makes of the dist ratios, and how long it takes.
+
+    Args:
+        groups: groups of index rows, in emission order.
+        index: lengths of all rows.
+        budget: upper bounds they were made with.
+        ranks: data-parallel ranks of a step.
+        accumulation: groups of a rank in a step.
+
+    Returns:
+        `even tiles` and `even tokens`, dist ratios; `step ms`, the median time of a step. Of full
+        steps spread over the epoch, 200 at most.
+    """
+    import time
+
+    import numpy as np
+
+    from omniload.balance import StepBalance
+    from omniload.metrics import dist_ratio
+    from omniload.types import Groups
+
+    slots = ranks * accumulation
+    full = len(groups) // slots
+    chosen = np.unique(np.linspace(0, full - 1, min(full, _MOST_STEPS)).astype(int))
+    balance, loads, times = StepBalance(sync="step"), [np.zeros((0, 2, ranks))], [0.0]
+    for turn, step in enumerate([*chosen[:1], *chosen]):  # the first one compiles
+        offsets = groups.offsets[step * slots : (step + 1) * slots + 1]
+        part = Groups(rows=groups.rows[offsets[0] : offsets[-1]], offsets=offsets - offsets[0])
+        lengths = {name: getattr(index, name)[part.rows] for name in ("num_tokens", "num_tiles")}
+        begin = time.perf_counter()
+        even = balance(
+            part, **lengths, budget=budget, dp_world_size=ranks, accumulation=accumulation
+        )
+        if turn:
+            times.append(time.perf_counter() - begin)
+            columns = [even.sums(index.num_tiles), even.sums(index.num_tokens)]
+            loads.append(np.stack([c.reshape(-1, ranks).sum(axis=0) for c in columns])[None])
+    tiles, tokens = np.concatenate(loads).swapaxes(0, 1)
+    return {
+        "even tiles": dist_ratio(tiles),
+        "even tokens": dist_ratio(tokens),
+        "step ms": 1000 * float(np.median(times[1:] or times)),
     }
