@@ -19,8 +19,14 @@ flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=und
 
 extension = Extension(
     "omniload._C",
-    sources=["csrc/binding.cpp", "csrc/mrope.cpp", "csrc/pack.cpp", "csrc/tiles.cpp"],
-    depends=["csrc/mrope.h", "csrc/pack.h", "csrc/tiles.h", "csrc/vectors.h"],
+    sources=[
+        "csrc/binding.cpp",
+        "csrc/masks.cpp",
+        "csrc/mrope.cpp",
+        "csrc/pack.cpp",
+        "csrc/tiles.cpp",
+    ],
+    depends=["csrc/masks.h", "csrc/mrope.h", "csrc/pack.h", "csrc/tiles.h", "csrc/vectors.h"],
     include_dirs=["csrc"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")],
     extra_compile_args=["-std=c++17", "-fvisibility=hidden", *(flags if sanitize else ["-O3"])],

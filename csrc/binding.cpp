@@ -7,6 +7,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <new>
@@ -14,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "masks.h"
 #include "mrope.h"
 #include "pack.h"
 #include "tiles.h"
@@ -378,6 +380,99 @@ PyObject* mrope_position_ids(PyObject* const* arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+// A count of tokens, blocks or places that fits into int32.
+std::int64_t count_of(PyObject* number, const char* name, std::int64_t least) {
+  const long long value = PyLong_AsLongLong(number);
+  if (value == -1 && PyErr_Occurred() != nullptr) throw PythonError{};
+  if (value < least || value > INT32_MAX) {
+    throw std::invalid_argument(std::string(name) + " must be from " + std::to_string(least) +
+                                " to " + std::to_string(INT32_MAX) + ", got " +
+                                std::to_string(value) + ".");
+  }
+  return value;
+}
+
+// Fits the width that was given to lists of which the longest are known.
+omniload::ListWidths widths_of(std::int64_t given, const omniload::ListWidths& need,
+                               const char* name) {
+  if (given == 0) return need;
+  if (given < need.partial || given < need.full) {
+    throw std::invalid_argument(std::string(name) + " must be at least " +
+                                std::to_string(std::max(need.partial, need.full)) + ", got " +
+                                std::to_string(given) + ".");
+  }
+  return {given, given};
+}
+
+// New memory for int32 numbers, without values.
+PyObject* new_values(std::int64_t count) {
+  return PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(count * 4));
+}
+
+std::int32_t* values_of(const Reference& memory) {
+  return reinterpret_cast<std::int32_t*>(PyByteArray_AsString(memory.get()));
+}
+
+PyObject* block_mask(PyObject* const* arguments, Py_ssize_t count) {
+  check_count(count, 9, "block_mask");
+  const Buffer starts(arguments[0], "cu_seqlens");
+  Buffer spans;
+  const bool has_spans = arguments[1] != Py_None;
+  if (has_spans) spans.acquire(arguments[1], "image_spans");
+  const std::int64_t kind = count_of(arguments[2], "kind", 0);
+  const std::int64_t window = count_of(arguments[3], "window", 0);
+  const std::int64_t num_tokens = count_of(arguments[4], "num_tokens", 1);
+  const std::int64_t q_block = count_of(arguments[5], "q_block", 1);
+  const std::int64_t kv_block = count_of(arguments[6], "kv_block", 1);
+  const std::int64_t row_width = count_of(arguments[7], "row_width", 0);
+  const std::int64_t column_width = count_of(arguments[8], "column_width", 0);
+  if (kind > 2 || has_spans != (kind == 2)) {
+    throw std::invalid_argument("kind must be 0, 1 or 2, and image_spans be given for 2 only.");
+  }
+  if (starts.size() < 1) throw std::invalid_argument("cu_seqlens must not be empty.");
+  if (spans.size() % 2 != 0) throw std::invalid_argument("image_spans must be pairs.");
+  const omniload::MaskRow row{starts.as<const std::int32_t>(),
+                              starts.size() - 1,
+                              has_spans ? spans.as<const std::int32_t>() : nullptr,
+                              spans.size() / 2,
+                              num_tokens,
+                              static_cast<omniload::MaskKind>(kind),
+                              window};
+  omniload::check_mask_row(row);
+
+  const Reference bounds(new_values(2 * num_tokens));
+  std::int32_t* lo = values_of(bounds);
+  std::vector<omniload::BlockRange> rows(
+      static_cast<std::size_t>((num_tokens + q_block - 1) / q_block));
+  std::vector<omniload::BlockEdges> edges(rows.size());
+  std::vector<omniload::BlockRange> columns(
+      static_cast<std::size_t>((num_tokens + kv_block - 1) / kv_block));
+  omniload::ListWidths row_need, column_need;
+  {
+    const ReleasedLock released;
+    omniload::write_intervals(row, q_block, lo, lo + num_tokens, edges);
+    omniload::find_blocks(edges, num_tokens, q_block, kv_block, rows, columns);
+    row_need = omniload::longest(rows);
+    column_need = omniload::longest(columns);
+  }
+  const omniload::ListWidths in_row = widths_of(row_width, row_need, "row_width");
+  const omniload::ListWidths in_column = widths_of(column_width, column_need, "column_width");
+  const std::int64_t num_values =
+      omniload::num_list_values(static_cast<std::int64_t>(rows.size()), in_row) +
+      omniload::num_list_values(static_cast<std::int64_t>(columns.size()), in_column);
+  const Reference lists(new_values(num_values));
+  std::int32_t* out = values_of(lists);
+  {
+    const ReleasedLock released;
+    out = omniload::write_lists(rows, row_need, in_row, out);
+    omniload::write_lists(columns, column_need, in_column, out);
+  }
+  return Py_BuildValue("(OOLLLL)", bounds.get(), lists.get(), static_cast<long long>(in_row.partial),
+                       static_cast<long long>(in_row.full),
+                       static_cast<long long>(in_column.partial),
+                       static_cast<long long>(in_column.full));
+}
+
 // Turns C++ exceptions into Python's at the border.
 template <PyObject* (*function)(PyObject* const*, Py_ssize_t)>
 PyObject* guarded(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -408,6 +503,8 @@ PyMethodDef kMethods[] = {
     {"normalize", method<normalize>(), METH_FASTCALL, "Look uint8 tiles up in a 3 x 256 table."},
     {"mrope_position_ids", method<mrope_position_ids>(), METH_FASTCALL,
      "Write positions in time, height and width."},
+    {"block_mask", method<block_mask>(), METH_FASTCALL,
+     "Make intervals and the lists of blocks of a mask."},
     {nullptr, nullptr, 0, nullptr},
 };
 

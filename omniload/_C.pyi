@@ -43,3 +43,15 @@ def mrope_position_ids(
     out: Buffer,
     /,
 ) -> None: ...
+def block_mask(
+    cu_seqlens: Buffer,
+    image_spans: Buffer | None,
+    kind: int,
+    window: int,
+    num_tokens: int,
+    q_block: int,
+    kv_block: int,
+    row_width: int,
+    column_width: int,
+    /,
+) -> tuple[bytearray, bytearray, int, int, int, int]: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,7 @@ from omniload.kernels import ops
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["block_mask_of"]
+__all__ = ["assemble", "block_mask_of", "compact_widths"]
 
 MaskMod = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -46,14 +46,33 @@ def block_mask_of(
     if compact and reach is None:
         tensors = _narrowest(lo, hi, q_block, kv_block)
     else:
-        widths = [columns, columns, rows, rows]
+        in_row, in_column = columns, rows
         if compact and reach is not None:
-            in_row = min(_blocks_in_reach(q_block, kv_block, reach), columns)
-            in_column = min(_blocks_in_reach(kv_block, q_block, reach), rows)
-            widths = [in_row, in_row, in_column, in_column]
+            in_row, in_column = compact_widths(q_block, kv_block, reach, num_tokens)
+        widths = [in_row, in_row, in_column, in_column]
         tensors = ops.block_tensors(lo, hi, q_block, kv_block, widths)
+    return assemble(BlockMask, lo, hi, tensors, (q_block, kv_block))
+
+
+def assemble(
+    block_mask: type[BlockMask],
+    lo: torch.Tensor,
+    hi: torch.Tensor,
+    tensors: Sequence[torch.Tensor],
+    block_size: tuple[int, int],
+) -> BlockMask:
+    """Put the mask together.
+
+    Args:
+        block_mask: the class; importing it takes as long as all that is done here.
+        lo: int32 (num_tokens,).
+        hi: int32 (num_tokens,).
+        tensors: the eight, see `omniload.kernels.ops.block_tensors`.
+        block_size: tokens of a block of queries, and of one of keys.
+    """
+    num_tokens = lo.shape[0]
     kv_num, kv, full_kv_num, full_kv, q_num, q, full_q_num, full_q = tensors
-    return BlockMask(
+    return block_mask(
         seq_lengths=(num_tokens, num_tokens),
         kv_num_blocks=kv_num,
         kv_indices=kv,
@@ -63,9 +82,17 @@ def block_mask_of(
         q_indices=q,
         full_q_num_blocks=full_q_num,
         full_q_indices=full_q,
-        BLOCK_SIZE=(q_block, kv_block),
+        BLOCK_SIZE=block_size,
         mask_mod=_mask_mod(lo, hi),
     )
+
+
+def compact_widths(q_block: int, kv_block: int, reach: int, num_tokens: int) -> tuple[int, int]:
+    """Bound the blocks in a list of a row, and in one of a column; see `block_mask_of`."""
+    columns, rows = -(-num_tokens // kv_block), -(-num_tokens // q_block)
+    in_row = min(_blocks_in_reach(q_block, kv_block, reach), columns)
+    in_column = min(_blocks_in_reach(kv_block, q_block, reach), rows)
+    return in_row, in_column
 
 
 def _blocks_in_reach(size: int, other: int, reach: int) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from omniload._mask_checks import check_intervals, check_kind, check_offsets, check_values
+from omniload._mask_native import fused_block_mask
 from omniload._mask_tensors import block_mask_of
 from omniload.kernels import ops
 
@@ -226,6 +227,19 @@ def block_mask(
 
     Cost: O(num_tokens), and the size of the index lists.
     """
+    if device is None or torch.device(device).type == "cpu":
+        found = fused_block_mask(
+            cu_seqlens,
+            kind,
+            block_size,
+            image_spans=image_spans,
+            window=window,
+            num_tokens=num_tokens,
+            compact=compact,
+            reach=max_seqlen,
+        )
+        if found is not None:
+            return found
     check_kind(kind, cu_seqlens, image_spans, window)
     num_tokens = check_offsets(cu_seqlens, num_tokens)
     if device is not None and torch.device(device) != cu_seqlens.device:
