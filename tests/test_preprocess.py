@@ -300,7 +300,7 @@ def test_an_empty_data_set_is_an_error(tmp_path):
 def test_a_data_set_with_nothing_to_write_is_an_error_that_leaves_the_way_free(tmp_path):
     records = [{"id": i, "image": f"{i}.jpg", "caption": "x"} for i in range(5)]
     src = write_jsonl(tmp_path / "a.jsonl", records)
-    with pytest.raises(ConfigError, match=r"all 5 records are rejected: 5 image is missing\. See"):
+    with pytest.raises(ConfigError, match=r"all 5 records are rejected: 5 image is missing\. The first: "):
         run(src, tmp_path / "out")
     assert len(rejected(tmp_path / "out")) == 5
     (tmp_path / "images").mkdir()

@@ -90,7 +90,7 @@ def raw(tmp_path_factory):
     folder = tmp_path_factory.mktemp("raw")
     (folder / "a.jpg").write_bytes(image_bytes(0, (320, 240)))
     records = [
-        {"id": i, "image": "a.jpg", "conversations": turns("<image>q", f"{i} " * (i % 50))}
+        {"id": i, "image": "a.jpg", "conversations": turns("<image>q", f"{i} " * (1 + i % 50))}
         for i in range(1100)
     ]
     records[700] = {"id": "bad", "image": "none.jpg", "caption": "x"}

@@ -65,6 +65,14 @@ def test_no_line_of_utf_16_is_taken(tmp_path, encoding):
     assert len(reasons(lines)) == 4
 
 
+def test_a_line_of_nul_bytes_is_not_an_empty_one(tmp_path):
+    path = plain(tmp_path)
+    path.write_bytes(path.read_bytes() + b"\0" * 9 + b"\n")
+    good, bad = read_all(path)
+    assert isinstance(good, RawSample)
+    assert "it holds NUL bytes" in bad.reason
+
+
 def plain(folder):
     path = folder / "plain.jsonl"
     path.write_text(json.dumps({"caption": "x"}) + "\n")

@@ -279,11 +279,12 @@ class _Run:
         self._join_rejected(out / REJECTED_NAME)
         ordered = dict(reasons.most_common())
         if not shards:
+            first = _rejected_lines(out / REJECTED_NAME)[0]["reason"].removesuffix(".")
             self._give_up()
             raise ConfigError(
                 f"all {counts['read']} records are rejected: "
-                f"{', '.join(f'{count} {reason}' for reason, count in ordered.items())}. See "
-                f"{out / REJECTED_NAME} for each of them."
+                f"{', '.join(f'{count} {reason}' for reason, count in ordered.items())}. The "
+                f"first: {first}. See {out / REJECTED_NAME} for each of them."
                 + "".join(f" Note: {text}." for text in end_notes(counts, ordered))
             )
         used = {shard.info.name for shard in shards}

@@ -83,7 +83,7 @@ def _drive(
             done, _ = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED)
             tick()
             for future in done:
-                receipt = future.result()
+                receipt = _result(future)
                 del running[future]
                 submit()
                 yield receipt
@@ -96,6 +96,13 @@ def _drive(
         ) from None
     except Stopped:
         raise OmniloadError("the run was stopped. Run the same command again to go on.") from None
+
+
+def _result(future: Future[Receipt]) -> Receipt:
+    try:
+        return future.result()
+    except OmniloadError as error:
+        raise error from None  # its message says it all; not where in another process it was raised
 
 
 def _start_worker() -> None:

@@ -65,7 +65,7 @@ def read(file: InputFile, span: Span, loader: ImageLoader) -> Iterator[RawSample
         for number in range(span.first, span.first + span.count):
             line = stream.readline(left)
             left -= len(line)
-            if not line.strip(b"\0 \t\r\n") or not span.wants(number):
+            if not line.strip() or not span.wants(number):
                 continue
             where = f"{file.label} line {number + 1}"
             try:

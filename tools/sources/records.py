@@ -31,7 +31,9 @@ def parse_json(data: bytes, what: str) -> Any:
         guess = " (looks like UTF-16)" if b"\0" in data else ""
         raise RefusedError("broken JSON", f"{what} is not UTF-8{guess}: {error}") from None
     if "\0" in text:
-        raise RefusedError("broken JSON", f"{what} is not UTF-8 (looks like UTF-16)")
+        raise RefusedError(
+            "broken JSON", f"{what} is damaged or not UTF-8 (looks like UTF-16): it holds NUL bytes"
+        )
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

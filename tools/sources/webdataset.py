@@ -236,7 +236,11 @@ def _record(stream: BinaryIO, group: list[Member]) -> dict[str, Any]:
         if "txt" not in texts or any(name in record for name in _TURNS):
             return record
     if "txt" not in texts:
-        raise RefusedError("no turn", f"a sample needs a .json or a .txt; it has {_names(group)}")
+        raise RefusedError(
+            "no turn",
+            f"a sample needs a .json or a .txt beside it; it has {_names(group)}. The files of a "
+            "key must lie next to each other",
+        )
     try:
         text = texts["txt"].decode("utf-8").strip()
     except UnicodeDecodeError as error:
