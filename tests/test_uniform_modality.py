@@ -188,7 +188,9 @@ class NoImage(Wrapped):
 
 def test_filler_without_an_image_is_refused(data):
     transform = NoImage(transform_from_settings(data.manifest.settings))
-    with pytest.raises(ConfigError, match=r"expected one with an image.*0 tiles"):
+    with pytest.raises(
+        ConfigError, match="must have a tile, because the data has images, got 0 tiles"
+    ):
         run(data, 2, transform=transform)
 
 
@@ -199,3 +201,9 @@ def test_dummy_that_is_none_is_refused(data, filler):
     batch = pack([sample], dummy=filler)
     assert torch.equal(batch.input_ids[: sample.num_tokens], torch.tensor(sample.input_ids))
     assert batch.sample_ids.tolist() == [0]
+
+
+def test_budget_that_a_dummy_passes_is_refused(data, filler):
+    for wrong in (Budget(tokens=filler.num_tokens), Budget(tokens=500, tiles=0)):
+        with pytest.raises(ConfigError, match=r"uniform_modality=True appends|filler"):
+            run(data, 2, budget=wrong)
