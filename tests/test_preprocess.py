@@ -300,7 +300,7 @@ def test_an_empty_data_set_is_an_error(tmp_path):
 def test_a_data_set_with_nothing_to_write_is_an_error_that_leaves_the_way_free(tmp_path):
     records = [{"id": i, "image": f"{i}.jpg", "caption": "x"} for i in range(5)]
     src = write_jsonl(tmp_path / "a.jsonl", records)
-    with pytest.raises(ConfigError, match=r"all 5 records are rejected: 5 image is missing\. The first: "):
+    with pytest.raises(ConfigError, match=r"all 5 .* rejected: 5 image is missing\. The first: "):
         run(src, tmp_path / "out")
     assert len(rejected(tmp_path / "out")) == 5
     (tmp_path / "images").mkdir()
@@ -344,7 +344,7 @@ def test_wrong_settings_are_refused(tmp_path):
     src = llava_set(tmp_path / "raw", 1)
     with pytest.raises(ConfigError, match="a size must be a number"):
         parse_bytes("many")
-    with pytest.raises(ConfigError, match="shard_bytes must be at least 64 KiB"):
+    with pytest.raises(ConfigError, match="--shard-bytes must be at least 64 KiB"):
         run(src, tmp_path / "out", shard_bytes=1)
     with pytest.raises(ConfigError, match="--workers must be at least 1"):
         run(src, tmp_path / "out", workers=0)

@@ -172,6 +172,13 @@ def test_text_named_tar_and_packed_json_are_named_for_what_they_are(tmp_path):
 def test_settings_are_named_as_options(tmp_path):
     with pytest.raises(ConfigError, match="--max-tiles must"):
         Recipe(max_tiles=0).policy()
+    with pytest.raises(ConfigError, match="--tokens-per-tile must"):
+        Recipe(tokens_per_tile=0).settings()
+    rows = [{"image": "a.jpg", "conversations": turns("q<image>", "a" * 400)}]
+    (tmp_path / "a.jpg").write_bytes(image_bytes())
+    recipe = Recipe(tile_size=28, max_tiles=4, tokens_per_tile=4, max_tokens=8)
+    with pytest.raises(ConfigError, match="Try --oversize fewer-tiles"):
+        run(write_jsonl(tmp_path / "a.jsonl", rows), tmp_path / "out", recipe)
     with pytest.raises(ConfigError, match="--shard-bytes must"):
         RunOptions(shard_bytes=1)
 
@@ -179,5 +186,7 @@ def test_settings_are_named_as_options(tmp_path):
 def test_one_is_singular_and_help_fits_a_terminal(tmp_path):
     done = CliRunner().invoke(app, ["preprocess", str(talk(tmp_path)), str(tmp_path / "o"), *TILES])
     assert ": 1 shard, " in done.stdout
+    shown = CliRunner().invoke(app, ["inspect", str(tmp_path / "o")])
+    assert "3 rows in 1 shard, " in shown.stdout
     shown = CliRunner().invoke(app, ["preprocess", "--help"], env={"COLUMNS": "80"})
     assert "--allow-outside-root" in shown.stdout

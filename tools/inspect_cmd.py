@@ -173,7 +173,8 @@ def _print(facts: dict[str, Any]) -> None:
         console.print(text, markup=False, soft_wrap=True)
 
     encoder = facts["settings"].get("encoder", {})
-    line(f"{facts['path']}: {facts['rows']:,} rows in {facts['shards']:,} shards, "
+    line(f"{facts['path']}: {facts['rows']:,} rows in {facts['shards']:,} "
+         f"{'shard' if facts['shards'] == 1 else 'shards'}, "
          f"{facts['bytes'] / (1 << 20):,.1f} MiB, schema {facts['schema_version']}")  # fmt: skip
     line(f"fingerprint {facts['fingerprint']}")
     line(
@@ -221,7 +222,8 @@ def _sample_lines(sample: dict[str, Any]) -> list[str]:
         width, height = image["size"]
         lines.append(
             f"  {image['kind']} {width}x{height}, {image['bytes']:,} bytes, "
-            f"{image['tiles']} tiles, tokens {image['span'][0]} to {image['span'][1]}"
+            f"{image['tiles']} {'tile' if image['tiles'] == 1 else 'tiles'}, "
+            f"tokens {image['span'][0]} to {image['span'][1]}"
         )
     for message in sample["messages"] or ():
         text = " ".join(message["content"].split())

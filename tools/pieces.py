@@ -186,7 +186,7 @@ class _Piece:
                     key=sample.key,
                     where=sample.where,
                     source=sample.source,
-                    reason=str(error),
+                    reason=str(error).replace("oversize='fewer-tiles'", "--oversize fewer-tiles"),
                     category=category,
                 )
             )

@@ -137,6 +137,10 @@ def make_encoder(recipe: Recipe) -> ConversationEncoder:
     """Make the encoder of a recipe; kept, because a large tokenizer takes a second to load."""
     from omniload.transforms.text import ConversationEncoder, load_template, load_tokenizer
 
+    if recipe.tokens_per_tile is not None and not 1 <= recipe.tokens_per_tile <= 1 << 20:
+        raise ConfigError(
+            f"--tokens-per-tile must be between 1 and {1 << 20}, got {recipe.tokens_per_tile}."
+        )
     tokenizer = load_tokenizer(recipe.tokenizer)
     return ConversationEncoder(
         tokenizer=tokenizer,
