@@ -56,14 +56,12 @@ def fused_block_mask(
     """
     if torch.compiler.is_compiling() or not _is_plain(cu_seqlens, 1):
         return None
-    sizes = block_size if type(block_size) is tuple else (block_size, block_size)
-    if len(sizes) != 2:
+    sizes = block_size if isinstance(block_size, tuple) else (block_size, block_size)
+    if len(sizes) != 2 or type(sizes[0]) is not int or type(sizes[1]) is not int:
         return None
     q_block, kv_block = sizes
-    code, length = _KINDS.get(kind, -1), 0 if window is None else window
-    if type(q_block) is not int or type(kv_block) is not int or type(length) is not int:
-        return None
-    if (length == 0 and window is not None) or q_block < 1 or kv_block < 1:
+    length = 0 if window is None else window
+    if q_block < 1 or kv_block < 1 or type(length) is not int or (length == 0) != (window is None):
         return None
     if image_spans is not None and not (_is_plain(image_spans, 2) and image_spans.shape[1] == 2):
         return None
@@ -86,7 +84,7 @@ def fused_block_mask(
         bounds, lists, *widths = make(
             offsets,
             None if image_spans is None else image_spans.numpy(),
-            code, length, num_tokens, q_block, kv_block, in_row, in_column,
+            _KINDS.get(kind, -1), length, num_tokens, q_block, kv_block, in_row, in_column,
         )  # fmt: skip
     except (ValueError, TypeError, OverflowError, MemoryError):
         return None
