@@ -21,7 +21,7 @@ def test_bench_images_compares_both_ways_and_says_where_the_time_goes():
     threads = torch.get_num_threads()
     done = run(
         bench_images.images, "--image", "photo:1000x500", "--image", "page:100x100",
-        "--max-tiles", "2", "--repeats", "1", "--json",
+        "--batch", "2", "--max-tiles", "2", "--repeats", "1", "--json",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)

@@ -1,4 +1,4 @@
-"""`omniload bench images`: encoded images to tiles, next to the usual way and to decoding alone."""
+"""`omniload bench images`: encoded images to packed tiles, next to the usual way and the floor."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ def images(
         list[str] | None,
         typer.Option(help="KIND:WIDTHxHEIGHT, the kind photo or page; may be repeated."),
     ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images of a micro-batch.")] = 4,
     max_tiles: Annotated[int, typer.Option(min=1, help="Most tiles of a grid.")] = 12,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of timing.")] = 7,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the rendered images.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare ways from the bytes of a JPEG to the tiles of a batch.
+    """Compare ways from the bytes of JPEGs to the one tensor of tiles of a micro-batch.
 
     float32 is the usual way: PIL decodes, resizes and crops, each tile becomes a float tensor and
-    is normalised, the tiles are stacked. uint8 is this package: transform and pack. Both give the
-    same pixels (normalised or not; the table says where they differ). stored is uint8 from images
-    that preprocess --store resized has written. The rest are parts of uint8.
-    CPU time of one thread, as a worker process has it, which keeps its freed memory. Images are
-    rendered, quality 90.
+    is normalised, all tiles of the micro-batch are stacked. uint8 is this package: transform and
+    pack. Both give the same pixels (normalised or not; the table says where they differ). stored is
+    uint8 from images that preprocess --store resized has written. The rest are parts of uint8.
+    CPU time of one thread, as a worker process has it, which keeps its freed memory. Results are
+    written to memory that was used before; in a worker process it is new shared memory, of which
+    float32 needs four times as much. Images are rendered, each of its own seed, quality 90.
 
     Example: `omniload bench images --image photo:1280x720`
     """
@@ -57,15 +59,18 @@ def images(
         rows = [
             row
             for name in image or _DEFAULT
-            for row in _figures(name, _encoded(name, seed), policy, repeats)
+            for row in _figures(
+                name, [_encoded(name, seed + i) for i in range(batch)], policy, repeats
+            )
         ]
     info = pil_info()
     notes = (
         f"PIL is {'Pillow-SIMD' if info.simd else 'plain Pillow'} {info.version}; uint8 resizes "
-        f"with {resize_backend()}. ms: CPU time of one thread, median of {repeats} rounds. times: "
-        "time by that of uint8. KB/tile: handed to the device for each tile. differ %, levels: "
-        "values that are not those of uint8, and by how much at most. grid, thumb: resizing. rest: "
-        "cells, checks, packing; parts are timed apart, so it is rough on a busy machine."
+        f"with {resize_backend()}. ms: CPU time of one thread for each image of a micro-batch of "
+        f"{batch}, median of {repeats} rounds. times: time by that of uint8. KB/tile: handed to "
+        "the device for each tile. differ %, levels: values that are not those of uint8, and by "
+        "how much at most. grid, thumb: resizing. rest: cells, checks, tokens; parts are timed "
+        "apart, so it is rough on a busy machine."
     )
     emit("images", rows, as_json, notes)
 
@@ -137,13 +142,15 @@ def _page(size: _Size, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
     return np.array(image)
 
 
-def _figures(name: str, data: bytes, policy: InternVLTiles, repeats: int) -> list[dict[str, Any]]:
+def _figures(
+    name: str, batch: list[bytes], policy: InternVLTiles, repeats: int
+) -> list[dict[str, Any]]:
     from omniload.tools.bench_common import measure
 
-    ways = _ways(data, policy)
-    differ, levels = _difference(ways, policy)
+    ways = _ways(batch, policy)
+    differ, levels = _difference(ways)
     timings = measure(ways, repeats=repeats, clock=time.thread_time)
-    medians = {way: timing.median_s for way, timing in timings.items()}
+    medians = {way: timing.median_s / len(batch) for way, timing in timings.items()}
     ours = medians["uint8"]
     parts = [way for way in ways if way not in _WHOLE]
     rest = ours - sum(medians[part] for part in parts)
@@ -166,29 +173,44 @@ def _figures(name: str, data: bytes, policy: InternVLTiles, repeats: int) -> lis
     return rows
 
 
-def _ways(data: bytes, policy: InternVLTiles) -> dict[str, Callable[[], Any]]:
-    from omniload.images import decode, is_stored, resize, store_tiles
+def _ways(batch: list[bytes], policy: InternVLTiles) -> dict[str, Callable[[], Any]]:
+    import torch
 
-    pixels = decode(data)
-    height, width = pixels.shape[:2]
+    from omniload.images import decode, image_size, is_stored, resize, store_tiles
+
+    width, height = image_size(batch[0])
     columns, rows = policy.grid(width, height)
-    size = policy.size
-    stored = store_tiles(data, policy)
+    size, num_tiles = policy.size, policy.num_tiles(width, height)
+    shape = (len(batch) * num_tiles, 3, size, size)
+    stored = [store_tiles(data, policy) for data in batch]
+    pixels = [decode(data) for data in batch]
     ways: dict[str, Callable[[], Any]] = {
-        "float32": partial(_float_tiles, data, policy),
-        "uint8": _packer(data, policy, (width, height)),
-        **({"stored": _packer(stored, policy, (width, height))} if is_stored(stored) else {}),
-        "decode": partial(decode, data),
-        "grid": partial(resize, pixels, columns * size, rows * size),
+        "float32": partial(_float_batch, batch, policy, torch.empty(shape)),
+        "uint8": _packer(batch, policy, (width, height)),
+        **({"stored": _packer(stored, policy, (width, height))} if is_stored(stored[0]) else {}),
+        "decode": partial(_each, decode, batch),
+        "grid": partial(_each, partial(resize, width=columns * size, height=rows * size), pixels),
     }
-    if policy.num_tiles(width, height) > columns * rows:
-        ways["thumb"] = partial(resize, pixels, size, size)
+    if num_tiles > columns * rows:
+        ways["thumb"] = partial(_each, partial(resize, width=size, height=size), pixels)
     return ways
 
 
-def _float_tiles(data: bytes, policy: InternVLTiles) -> torch.Tensor:
-    """Make float tiles as training code with PIL and torchvision's transforms does."""
+def _each(call: Callable[[Any], Any], values: list[Any]) -> None:
+    for value in values:
+        call(value)
+
+
+def _float_batch(batch: list[bytes], policy: InternVLTiles, out: torch.Tensor) -> torch.Tensor:
+    """Stack in memory that has been written before, as that of uint8 has: no page is new."""
     import torch
+
+    tiles = [tile for data in batch for tile in _float_tiles(data, policy)]
+    return torch.stack(tiles, out=out)
+
+
+def _float_tiles(data: bytes, policy: InternVLTiles) -> list[torch.Tensor]:
+    """Make float tiles as training code with PIL and torchvision's transforms does."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data)) as file:
@@ -203,7 +225,7 @@ def _float_tiles(data: bytes, policy: InternVLTiles) -> torch.Tensor:
     ]
     if policy.num_tiles(*image.size) > len(tiles):
         tiles.append(image.resize((size, size), Image.Resampling.BICUBIC))
-    return torch.stack([_normalized(tile) for tile in tiles])
+    return [_normalized(tile) for tile in tiles]
 
 
 def _normalized(tile: Any) -> torch.Tensor:
@@ -219,37 +241,47 @@ def _normalized(tile: Any) -> torch.Tensor:
     return values.sub_(mean).div_(std)
 
 
-def _packer(data: bytes, policy: InternVLTiles, size: tuple[int, int]) -> Callable[[], Any]:
-    """Transform and pack a record with one image and little text, as a worker does."""
+def _packer(batch: list[bytes], policy: InternVLTiles, size: tuple[int, int]) -> Callable[[], Any]:
+    """Transform and pack records with one image each and little text, as a worker does."""
     import numpy as np
 
-    from omniload.packing import pack
+    from omniload.packing import pack, reserve
     from omniload.transforms import TileTransform
     from omniload.types import Record
 
     num_tiles = policy.num_tiles(*size)
     num_tokens = num_tiles * _TOKENS_PER_TILE
     ids = np.zeros(num_tokens + 32, np.int32)
-    record = Record(
-        row=0,
-        key="image",
-        source="bench",
-        shard="",
-        input_ids=ids,
-        labels=ids,
-        image_num_tiles=np.array([num_tiles], np.int32),
-        image_sizes=np.array([size], np.int32),
-        image_spans=np.array([[16, 16 + num_tokens]], np.int32),
-        images=(data,),
-    )
+    records = [
+        Record(
+            row=row,
+            key="image",
+            source="bench",
+            shard="",
+            input_ids=ids,
+            labels=ids,
+            image_num_tiles=np.array([num_tiles], np.int32),
+            image_sizes=np.array([size], np.int32),
+            image_spans=np.array([[16, 16 + num_tokens]], np.int32),
+            images=(data,),
+        )
+        for row, data in enumerate(batch)
+    ]
     transform = TileTransform(
         policy, tokens_per_tile=_TOKENS_PER_TILE, image_token_id=1, pad_token_id=0
     )
     rng = np.random.default_rng(0)
-    return lambda: pack([transform(record, rng)]).tiles
+
+    def packed() -> Any:
+        reserved = reserve(records, tile_shape=transform.tile_shape)
+        places = zip(records, reserved.tiles, strict=True)
+        samples = [transform.write(record, rng, tiles=tiles) for record, tiles in places]
+        return pack(samples, reserved=reserved).tiles
+
+    return packed
 
 
-def _difference(ways: dict[str, Callable[[], Any]], policy: InternVLTiles) -> tuple[float, int]:
+def _difference(ways: dict[str, Callable[[], Any]]) -> tuple[float, int]:
     """Compare both ways: (share of the values that differ, %; by how many levels at most).
 
     Figures of ways that give different images would say nothing.
@@ -260,7 +292,7 @@ def _difference(ways: dict[str, Callable[[], Any]], policy: InternVLTiles) -> tu
 
     floats, tiles = ways["float32"](), ways["uint8"]()
     mean, std = (torch.tensor(given).view(3, 1, 1) for given in (IMAGENET_MEAN, IMAGENET_STD))
-    levels = ((floats * std + mean) * 255).round().int() - tiles
-    if floats.shape != tiles.shape or levels.abs().float().mean() > 0.5:
+    found = floats.mul(std).add_(mean).mul_(255).round_()
+    if found.shape != tiles.shape or (levels := found.sub_(tiles).abs_()).mean() > 0.5:
         raise RuntimeError("float32 and uint8 give different images.")
-    return 100 * float((levels != 0).float().mean()), int(levels.abs().max())
+    return 100 * float((levels != 0).float().mean()), int(levels.max())
