@@ -68,7 +68,7 @@ def grouping(
     for name, call in calls.items():
         seconds = timings[name].median_s
         groups = call()
-        steps = {"budget": budget, "ranks": ranks, "accumulation": accumulation}
+        steps: dict[str, Any] = {"budget": budget, "ranks": ranks, "accumulation": accumulation}
         rows.append(
             {
                 "grouping": name,
