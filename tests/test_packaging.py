@@ -69,8 +69,10 @@ IMPORT_ALL = """
 import importlib, json, pkgutil, sys
 import omniload
 names = ["omniload"]
-for found in pkgutil.walk_packages(omniload.__path__, "omniload."):
-    names.append(found.name)
+# in a checkout the last two lie beside the package, so a walk over its folder misses them
+for top in ("omniload", "omniload.kernels", "omniload.tools"):
+    folders = importlib.import_module(top).__path__
+    names += [found.name for found in pkgutil.walk_packages(folders, top + ".")]
 optional = {"triton", "deepspeed", "webdataset", "ray", "s3fs", "transformers", "accelerate",
             "lightning", "megatron"}
 for name in names:
