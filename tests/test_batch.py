@@ -91,7 +91,8 @@ def test_equal_samples_give_equal_bytes_gaps_included():
 
 def test_repr_is_short_and_says_what_is_in_it():
     assert repr(make_batch(step=4, micro_step=1, num_loss_tokens_step=99)) == (
-        "PackedBatch(step=4.1, samples=3, tokens=42, tiles=4, loss_tokens=12/99, device='cpu')"
+        "PackedBatch(step=4, micro_step=1, samples=3, tokens=42, tiles=4, "
+        "loss_tokens=12/99, device='cpu')"
     )
     assert "filler, samples=1" in repr(filler())
 

@@ -312,6 +312,6 @@ except NativeUnavailableError as error:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    assert "PackedBatch(step=0.0, samples=1, tokens=6" in done.stdout
+    assert "PackedBatch(step=0, micro_step=0, samples=1, tokens=6" in done.stdout
     assert "must be built for backend='native'" in done.stdout
     assert "use backend='auto' or 'numpy'" in done.stdout
