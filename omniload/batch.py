@@ -71,7 +71,8 @@ class PackedBatch(StepRow):
         return (
             f"PackedBatch(step={self.step}, micro_step={self.micro_step}{filler}, "
             f"samples={self.num_samples}, tokens={self.num_tokens}{padding}, "
-            f"tiles={self.num_tiles}, loss_tokens={self.num_loss_tokens}/{self.num_loss_tokens_step}, device='{self.device}')"
+            f"tiles={self.num_tiles}, loss_tokens={self.num_loss_tokens}/"
+            f"{self.num_loss_tokens_step}, device='{self.device}')"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
