@@ -7,7 +7,7 @@ PYTHON := $(BIN)/python
 OUT ?= demo-out
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test test-all lint types sanitize simd bench clean
+.PHONY: help environment demo test test-all test-plain lint types sanitize simd bench clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s "$$(printf '\t')" 2>/dev/null \
@@ -26,6 +26,9 @@ test: $(BIN)/omniload ## run the tests
 
 test-all: $(BIN)/omniload ## run the tests, the slow and the packaging ones too
 	@$(PYTHON) -m pytest -m "not gpu"
+
+test-plain: $(BIN)/omniload ## run the tests of what Numba compiles as plain Python
+	@NUMBA_DISABLE_JIT=1 $(PYTHON) -m pytest tests/test_isf.py tests/test_baselines.py tests/test_buffered.py tests/test_balance.py
 
 lint: $(BIN)/omniload ## ruff: rules and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
