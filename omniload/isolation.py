@@ -38,7 +38,9 @@ def check_isolation(
     tolerance: float | None = None,
     max_samples: int = 8,
 ) -> IsolationReport:
-    """Change the text of one sample after another, and see that no other sample's output moves.
+    """Change one sample after another, and see that no other sample's output moves.
+
+    Its text is replaced, and the pixels of its images are inverted.
 
     The model runs in eval mode, without gradients, once for each sample and twice more. A few
     short samples are enough.
@@ -47,7 +49,8 @@ def check_isolation(
         model: a model, on the device of the batch.
         batch: at least two samples.
         forward: batch -> output (num_tokens, ...) or (1, num_tokens, ...). None: the logits of the
-            model, called with `batch.model_inputs()` as `pack_for` says.
+            model, called with `batch.model_inputs()`, and with four rows of position_ids where
+            `pack_for` says so.
         tolerance: difference that is no leak. None: 8 units in the last place of the largest
             output, because mixtures of experts round by what else is in the row. 0.0 demands equal
             bits. Run in float32 or float64: in bfloat16 a small leak hides behind this.
@@ -71,7 +74,7 @@ def check_isolation(
         allowed = max(_rounding(before) if tolerance is None else tolerance, noise)
         leaks = []
         for changed in range(min(batch.num_samples, max_samples)):
-            after = _per_sample(batch, run(_with_other_text(batch, changed)))
+            after = _per_sample(batch, run(_with_other_content(batch, changed)))
             for moved, (one, other) in enumerate(zip(before, after, strict=True)):
                 distance = _distance(one, other)
                 if moved != changed and not distance <= allowed:
@@ -82,7 +85,7 @@ def check_isolation(
 
 
 def _logits_of(model: torch.nn.Module) -> Callable[[PackedBatch], torch.Tensor]:
-    rows = 4 if has_mrope(getattr(decoder_of(model), "config", None)) else 1
+    rows = 4 if has_mrope(decoder_of(model)) else 1
     floating = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
     dtype = next(floating, torch.float32)
 
@@ -108,16 +111,19 @@ def _per_sample(batch: PackedBatch, output: torch.Tensor) -> list[torch.Tensor]:
 
 def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
     # NaN is a difference: it must not hide behind a comparison
-    return float((one.double() - other.double()).abs().max())
+    difference = torch.where(one == other, 0.0, one.double() - other.double())
+    return float(difference.abs().max())
 
 
 def _rounding(outputs: list[torch.Tensor]) -> float:
-    largest = max(float(output.abs().max()) for output in outputs)
+    # some models write the least number, or minus infinity, where a token can't be an image's
+    finite = [torch.where(o.abs() < torch.finfo(o.dtype).max / 2, o, 0) for o in outputs]
+    largest = max(float(output.abs().max()) for output in finite)
     return 8 * torch.finfo(outputs[0].dtype).eps * largest
 
 
-def _with_other_text(batch: PackedBatch, sample: int) -> PackedBatch:
-    """Replace each text token of a sample by another one of the row; images stay."""
+def _with_other_content(batch: PackedBatch, sample: int) -> PackedBatch:
+    """Replace each text token of a sample by another one of the row, and invert its images."""
     changed = replace(batch, buffer=batch.buffer.clone())
     is_text = torch.ones(batch.num_tokens, dtype=torch.bool, device=batch.device)
     for start, end in batch.image_spans.tolist():
@@ -134,4 +140,12 @@ def _with_other_text(batch: PackedBatch, sample: int) -> PackedBatch:
         )
     places = torch.searchsorted(known, changed.input_ids[own])
     changed.input_ids[own] = known[(places + 1) % len(known)]
+    first = 0
+    for span, num_tiles in zip(
+        batch.image_spans.tolist(), batch.image_num_tiles.tolist(), strict=True
+    ):
+        if start <= span[0] < start + batch.sample_lengths[sample]:
+            tiles = changed.tiles[first : first + num_tiles]
+            tiles.copy_(255 - tiles)
+        first += num_tiles
     return changed

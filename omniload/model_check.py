@@ -38,10 +38,12 @@ class PackReport:
 
     Args:
         safe: packed samples don't see each other, if the model is called as `backend` says.
-        backend: "transformers": call it with `batch.attention("transformers")`, or with
-            `batch.model_inputs()`; "padded": with `batch.padded()`, one row a sample.
-        position_rows: rows of position_ids that the model reads samples from: 1, or 4 with M-RoPE
-            (`mrope_position_ids=` of `batch.attention`).
+        backend: "transformers": call it with `batch.model_inputs()`, or with
+            `batch.attention("transformers")`; with position_rows=4 not so, but as said there.
+            "padded": with `batch.padded()`, one row a sample.
+        position_rows: rows of position_ids that the model reads samples from. 1; or 4 with M-RoPE,
+            which `QwenTransform.model_inputs(batch)` and `mrope_position_ids=` of
+            `batch.attention` give. `batch.model_inputs()` has one row, and would mix samples.
         reason: why, in a sentence or two.
     """
 
@@ -82,7 +84,7 @@ def pack_for(model: Any) -> PackReport:
         )
         _log.warning("%s", report.reason)
         return report
-    rows = 4 if has_mrope(config) else 1
+    rows = 4 if has_mrope(decoder) else 1
     return PackReport(
         safe=True, backend="transformers", position_rows=rows, reason=_how(config, rows)
     )
@@ -108,8 +110,12 @@ def decoder_of(model: torch.nn.Module) -> torch.nn.Module:
 
 def _obstacle(model: torch.nn.Module, decoder: torch.nn.Module, config: Any) -> str | None:
     """Name what may mix samples; None if nothing does."""
-    if getattr(config, "is_encoder_decoder", False):
+    configs = (config, getattr(model, "config", None))
+    if any(getattr(one, "is_encoder_decoder", False) for one in configs):
         return "it is an encoder-decoder, whose cross attention knows no samples."
+    both_ways = getattr(config, "use_bidirectional_attention", None) == "all"
+    if both_ways or getattr(config, "is_causal", True) is False:
+        return "its attention is not causal, and masks of that kind don't heed position_ids."
     layer = next(_carrying_layers(decoder, config), None)
     if layer is not None:
         return (
@@ -129,8 +135,11 @@ def _obstacle(model: torch.nn.Module, decoder: torch.nn.Module, config: Any) -> 
     if any("position_ids" not in inspect.signature(part.forward).parameters for part in parts):
         return "it takes no position_ids, from which samples could be told."
     has_images = getattr(getattr(model, "config", None), "vision_config", None) is not None
-    if has_images and "token_type_ids" in inspect.signature(model.forward).parameters:
-        return "its images see themselves both ways, by a mask made of token_type_ids."
+    kinds = {"token_type_ids", "mm_token_type_ids"} & set(
+        inspect.signature(model.forward).parameters
+    )
+    if has_images and kinds and not has_mrope(decoder):
+        return f"its images see themselves both ways, by a mask made of {kinds.pop()}."
     return _attention_obstacle(decoder, config)
 
 
@@ -152,7 +161,8 @@ def _attention_obstacle(decoder: torch.nn.Module, config: Any) -> str | None:
     if not home.startswith("transformers."):
         return f"its code ({home}) is not part of transformers."
     if "flash" in implementation:
-        return None
+        own = next((n for n in _class_names(decoder) if n.endswith("FlashAttention2")), None)
+        return own and f"{own} calls flash attention by itself, maybe without telling it samples."
     if implementation not in _MASKED:
         return f"its attention implementation is {implementation!r}."
     masking = sys.modules.get("transformers.masking_utils")
@@ -207,13 +217,28 @@ def _makes_masks(name: str) -> bool:
     )
 
 
-def has_mrope(config: Any) -> bool:
-    """Say if positions have rows for time, height and width."""
+def has_mrope(decoder: torch.nn.Module) -> bool:
+    """Say if positions have rows for time, height and width.
+
+    The config may leave the sections out: then the code of the rotary embedding has a default.
+    """
+    config = getattr(decoder, "config", None)
     for name in ("rope_parameters", "rope_scaling"):
         settings = getattr(config, name, None)
         if isinstance(settings, dict) and "mrope_section" in settings:
             return True
+    for part in decoder.modules():
+        if "rotary" in type(part).__name__.lower():
+            try:
+                if "mrope_section" in inspect.getsource(type(part)):
+                    return True
+            except (OSError, TypeError):
+                continue
     return False
+
+
+def _class_names(module: torch.nn.Module) -> Iterator[str]:
+    return (type(part).__name__ for part in module.modules())
 
 
 def _how(config: Any, rows: int) -> str:

@@ -335,3 +335,44 @@ def test_wrong_arguments_are_named():
         sample.input_ids[:] = np.int32(9)
     with pytest.raises(ConfigError, match="two different ones in the row"):
         check_isolation(model, pack(same), forward=lambda batch: batch.input_ids)
+
+
+def test_a_model_that_is_not_causal_mixes_samples_and_is_called_unsafe():
+    model = make_model("llama", is_causal=False)
+    report = pack_for(model)
+    assert not report.safe
+    assert "not causal" in report.reason
+    assert not check_isolation(model, pack(SAMPLES)).isolated
+
+
+def test_images_that_leak_are_seen_and_least_numbers_hide_no_leak():
+    batch = pack(
+        [make_sample(0, text=6, tiles_per_image=(2,)), make_sample(1, text=5, tiles_per_image=(1,))]
+    )
+
+    def by_pixels(batch):
+        return batch.input_ids[:, None].double() + batch.tiles.double().mean()
+
+    def by_sum(batch):
+        output = torch.zeros(batch.num_tokens, 2, dtype=torch.float32)
+        output[:, 0] = batch.input_ids.cumsum(0)
+        output[:, 1] = torch.finfo(torch.float32).min
+        return output
+
+    def apart(batch):
+        output = by_sum(batch)
+        output[:, 0] = batch.input_ids
+        output[:, 1] = -torch.inf
+        return output
+
+    found = [check_isolation(nn.Identity(), batch, forward=f) for f in (by_pixels, by_sum, apart)]
+    assert [report.isolated for report in found] == [False, False, True]
+
+
+def test_sections_that_only_the_code_knows_are_found():
+    config = transformers.AutoConfig.for_model(
+        "qwen2_5_vl_text", **{**TINY, "hidden_size": 256, "head_dim": 128}
+    )
+    assert "mrope_section" not in (config.rope_parameters or {})
+    decoder = transformers.AutoModel.from_config(config, attn_implementation="sdpa")
+    assert pack_for(decoder).position_rows == 4
