@@ -471,3 +471,33 @@ def test_resize_takes_any_memory_layout():
 def test_resize_refuses_what_is_no_image(image, size, message):
     with pytest.raises(ConfigError, match=message):
         resize(image, *size)
+
+
+def test_of_several_exif_segments_the_first_counts():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encode(photo(32, 20), "JPEG", exif=exif)
+    second = b"\xff\xe1\x00\x0cExif\0\0more"
+    end = 4 + int.from_bytes(data[4:6], "big")  # of the first segment
+    both = data[:end] + second + data[end:] if data[2:4] == b"\xff\xe1" else None
+    if both is None:  # a JFIF segment stands first: put the other Exif before the scan
+        at = data.index(b"\xff\xdb")
+        both = data[:at] + second + data[at:]
+    assert image_size(both) == image_size(data)
+    assert np.array_equal(decode(both), decode(data))
+
+
+def test_views_of_arrow_buffers_are_read():
+    import pyarrow
+
+    data = encode(photo(16, 12), "JPEG")
+    view = memoryview(pyarrow.py_buffer(data))
+    assert view.format == "b"
+    assert np.array_equal(decode(view), decode(data))
+    assert image_size(view) == image_size(data)
+
+
+def test_an_image_with_an_endless_side_is_refused():
+    data = encode(Image.new("L", (1, 100_001)), "PNG")
+    with pytest.raises(SampleError, match="too long: at most 100000 pixels a side, got 1x100001"):
+        image_size(data)

@@ -289,3 +289,8 @@ def test_sizes_equal_those_of_transformers(width, height):
         limits = (policy.patch_size * 2, policy.min_pixels, policy.max_pixels)
         high, wide = qwen.smart_resize(height, width, *limits)
         assert policy.grid(width, height) == (wide // policy.size, high // policy.size)
+
+
+def test_an_image_that_no_square_can_hold_is_refused_before_it_is_decoded():
+    with pytest.raises(SampleError, match=r"too long to be padded to a square.* got 65500x100"):
+        SquarePad().num_tiles(65_500, 100)

@@ -13,6 +13,7 @@ from omniload.errors import ConfigError, SampleError
 from omniload.images.canvas import on_canvas
 from omniload.images.cells import write_cells
 from omniload.images.checks import check_integer, check_sides
+from omniload.images.header import MAX_PIXELS
 from omniload.images.resize import resize
 
 __all__ = ["AnyResTiles", "SquarePad"]
@@ -46,8 +47,17 @@ class SquarePad:
         object.__setattr__(self, "fill", _triple("SquarePad.fill", self.fill))
 
     def num_tiles(self, width: int, height: int) -> int:
-        """Always 1."""
+        """Always 1.
+
+        Raises:
+            SampleError: the square around the image would have more than `MAX_PIXELS` pixels.
+        """
         check_sides(width, height)
+        if max(width, height) ** 2 > MAX_PIXELS:
+            raise SampleError(
+                f"image too long to be padded to a square: at most {MAX_PIXELS} pixels, got "
+                f"{width}x{height}. Cut it before preprocessing, or use another tiling."
+            )
         return 1
 
     def grid(self, width: int, height: int) -> tuple[int, int]:

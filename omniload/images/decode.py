@@ -33,7 +33,7 @@ from PIL import Image
 
 from omniload import _native
 from omniload.errors import SampleError
-from omniload.images.header import open_pil, read_header, reason
+from omniload.images.header import open_pil, read_header, reason, unsigned
 
 __all__ = ["decode"]
 
@@ -56,6 +56,7 @@ def decode(data: bytes) -> UInt8Array:
         SampleError: empty, not an image, damaged, too large, or of a kind or mode that has no
             defined result; says why.
     """
+    data = unsigned(data)
     header = read_header(data)
     if header.kind == "tiles":
         raise SampleError(

@@ -11,6 +11,7 @@ import io
 import struct
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from PIL import Image
 
@@ -18,11 +19,15 @@ from omniload.errors import SampleError
 from omniload.images.kinds import PIL_READERS, check_readable, image_kind
 from omniload.images.video import video_container, video_message
 
-__all__ = ["MAX_PIXELS", "Header", "image_size", "open_pil", "read_header", "reason"]
+__all__ = ["MAX_PIXELS", "Header", "image_size", "open_pil", "read_header", "reason", "unsigned"]
 
 #: Pixels an image may have; a file of a few kilobytes can claim any number of them. It is where
 #: PIL gives up too; PIL's warning at half of it is not given.
 MAX_PIXELS = 178_956_970
+
+#: Pixels of a side above which an image is refused: what resizing puts in between would be larger
+#: than image and result by far.
+MAX_SIDE = 100_000
 
 # frame headers of JPEG: all SOF markers but DHT (C4), JPG (C8) and DAC (CC)
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -84,6 +89,7 @@ def read_header(data: bytes) -> Header:
     Raises:
         SampleError: empty, not an image, a damaged header, or too many pixels.
     """
+    data = unsigned(data)
     kind = image_kind(data)
     if kind == "unknown":
         if len(data) == 0:
@@ -108,7 +114,17 @@ def read_header(data: bytes) -> Header:
             f"{kind} image too large: at most {MAX_PIXELS} pixels, got "
             f"{header.width}x{header.height}. Resize it before preprocessing."
         )
+    if max(header.width, header.height) > MAX_SIDE:
+        raise SampleError(
+            f"{kind} image too long: at most {MAX_SIDE} pixels a side, got "
+            f"{header.width}x{header.height}. Cut it before preprocessing."
+        )
     return header
+
+
+def unsigned(data: Any) -> Any:
+    """View an encoded image as unsigned bytes; those of an Arrow buffer are signed."""
+    return data.cast("B") if isinstance(data, memoryview) else data
 
 
 def open_pil(data: bytes, kind: str) -> Image.Image:
@@ -137,7 +153,7 @@ def reason(error: BaseException) -> str:
 
 def _jpeg(data: bytes, kind: str) -> Header:
     """Walk the segments up to the frame header; Exif comes before it."""
-    orientation = 1
+    orientation = 0
     at = 2
     while True:
         while data[at] != 0xFF:  # stray bytes between segments: skipped, as libjpeg does
@@ -152,7 +168,7 @@ def _jpeg(data: bytes, kind: str) -> Header:
                 kind=kind,
                 width=width,
                 height=height,
-                orientation=orientation,
+                orientation=orientation or 1,
                 components=components,
             )
         if marker in (0xD9, 0xDA):
@@ -161,7 +177,8 @@ def _jpeg(data: bytes, kind: str) -> Header:
             continue
         (length,) = struct.unpack_from(">H", data, at)
         if marker == 0xE1 and data[at + 2 : at + 8] == b"Exif\0\0":
-            orientation = _exif_orientation(bytes(data[at + 8 : at + length]))
+            # of several segments the first counts, as for PIL
+            orientation = orientation or _exif_orientation(bytes(data[at + 8 : at + length]))
         at += length
 
 
