@@ -17,7 +17,7 @@
 | animated (GIF, WebP, PNG, AVIF), multi-page TIFF | the first frame |
 | EXIF orientation 2 to 8 | applied; anything else in Exif is ignored |
 | embedded colour profile (ICC) | ignored |
-| more than `MAX_PIXELS` pixels | SampleError, before anything is decoded |
+| more than `MAX_PIXELS` pixels, or a side above `MAX_SIDE` | SampleError, before anything is decoded |
 | truncated or damaged, empty, not an image | SampleError with the reason |
 """
 

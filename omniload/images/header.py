@@ -72,7 +72,8 @@ def image_size(data: bytes) -> tuple[int, int]:
         (width, height) after EXIF orientation, pixels.
 
     Raises:
-        SampleError: empty, not an image, a damaged header, or more than `MAX_PIXELS` pixels.
+        SampleError: empty, not an image, a damaged header, more than `MAX_PIXELS` pixels, or a side
+            above `MAX_SIDE`.
     """
     return read_header(data).size
 
@@ -84,7 +85,7 @@ def read_header(data: bytes) -> Header:
         data: an encoded image.
 
     Returns:
-        The header; sides at least 1, at most `MAX_PIXELS` pixels.
+        The header; sides from 1 to `MAX_SIDE`, at most `MAX_PIXELS` pixels.
 
     Raises:
         SampleError: empty, not an image, a damaged header, or too many pixels.
