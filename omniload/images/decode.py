@@ -13,11 +13,11 @@
 | RGB, 16-bit | the high byte |
 | alpha (LA, RGBA, 16-bit too) | over white: (c * a + 255 * (255 - a)) / 255, rounded |
 | palette | its colours; with transparency: over white |
-| a single transparent colour (tRNS) | white in its place; 16-bit RGB: by its high bytes |
+| one transparent colour (tRNS) | white in its place; not yet in 2- and 4-bit grey PNG |
 | animated (GIF, WebP, PNG, AVIF), multi-page TIFF | the first frame |
 | EXIF orientation 2 to 8 | applied; anything else in Exif is ignored |
 | embedded colour profile (ICC) | ignored |
-| more than `MAX_PIXELS` pixels, or a side above `MAX_SIDE` | SampleError, before anything is decoded |
+| over `MAX_PIXELS` pixels, or `MAX_SIDE` a side | SampleError, before anything is decoded |
 | truncated or damaged, empty, not an image | SampleError with the reason |
 """
 
