@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from omniload import Budget, ConfigError, DataLoader, StateError, World
 from omniload.images import InternVLTiles
-from omniload.loader_checks import check_codecs
+from omniload.loader.checks import check_codecs
 from omniload.shards import open_shards
 from omniload.transforms import TileTransform, transform_from_settings
 from tests.loader_data import (

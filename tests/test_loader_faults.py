@@ -92,7 +92,7 @@ def test_a_sample_under_a_wrong_number_is_refused(data):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_shard_that_vanishes_is_named(tmp_path, num_workers, monkeypatch):
     # a shard that is open stays readable, so take one that the check of a few rows leaves alone
-    monkeypatch.setattr("omniload.loader_checks._probes", lambda shards: iter(()))
+    monkeypatch.setattr("omniload.loader.checks._probes", lambda shards: iter(()))
     folder = write_data(tmp_path / "shards", num_rows=8)
     loading = loader(folder, num_workers=num_workers)
     lost = loading.manifest.shards[-1].name

@@ -18,7 +18,7 @@ from omniload.errors import ConfigError, StateError
 from omniload.grouping import GROUPINGS
 from omniload.index import LengthIndex
 from omniload.plan import make_plan
-from omniload.plan_order import _warn_once
+from omniload.plan.order import _warn_once
 from omniload.types import Budget, Groups
 from tests.strategies import problems
 

@@ -108,7 +108,7 @@ def _leave_out_oversize(index: LengthIndex, budget: Budget) -> tuple[LengthIndex
     import numpy as np
 
     from omniload.index import LengthIndex
-    from omniload.plan_order import find_oversize
+    from omniload.plan.order import find_oversize
 
     over = find_oversize(index, budget)
     keep = np.ones(len(index), bool)

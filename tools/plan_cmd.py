@@ -13,7 +13,7 @@ from omniload.tools.length_files import FILE_COLUMNS, matched_tiles, read_length
 if TYPE_CHECKING:
     from omniload.costs import CostModel
     from omniload.index import LengthIndex
-    from omniload.plan_figures import PlanFigures
+    from omniload.plan.figures import PlanFigures
     from omniload.types import Budget
 
 __all__ = ["compare_plans", "plan_data"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from omniload.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omniload.plan_figures import PlanFigures
+    from omniload.plan.figures import PlanFigures
 
 __all__ = ["draw_loads", "figure_class"]
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.costs import CostModel
-from omniload.plan_order import EpochOrder
-from omniload.plan_steps import Loads, SlotSums, StepFigures, Totals, join_loads
-from omniload.plan_stream import GroupStream
+from omniload.plan.order import EpochOrder
+from omniload.plan.steps import Loads, SlotSums, StepFigures, Totals, join_loads
+from omniload.plan.stream import GroupStream
 from omniload.types import Budget, Groups
 
 __all__ = ["PlanFigures", "measure_plan"]

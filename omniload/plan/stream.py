@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from omniload.errors import StateError
-from omniload.plan_balance import Balance, balance_name
-from omniload.plan_order import EpochOrder
+from omniload.plan.balance import Balance, balance_name
+from omniload.plan.order import EpochOrder
 from omniload.types import Groups
 
 __all__ = ["GroupStream", "read_position"]

@@ -18,20 +18,20 @@ from omniload.batch import PackedBatch
 from omniload.costs import CostModel
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
-from omniload.loader_checks import (
+from omniload.loader.checks import (
     choose_transform,
     compare_over_ranks,
     data_fingerprint,
     has_images,
 )
-from omniload.loader_iterator import BatchIterator
-from omniload.loader_settings import LoaderSettings, WorkerOptions, check_count, open_source
-from omniload.loader_state import LoaderState, Place
-from omniload.loader_transform import check_filler, check_picklable
-from omniload.loader_worker import PackDataset, Walk, Workers
+from omniload.loader.iterator import BatchIterator
+from omniload.loader.settings import LoaderSettings, WorkerOptions, check_count, open_source
+from omniload.loader.state import LoaderState, Place
+from omniload.loader.transform import check_filler, check_picklable
+from omniload.loader.worker import PackDataset, Walk, Workers
 from omniload.padding import Padding
 from omniload.plan import StepPlan
-from omniload.plan_balance import balance_name
+from omniload.plan.balance import balance_name
 from omniload.rng import derive
 from omniload.shards import Manifest, ShardSet
 from omniload.transforms import Transform

@@ -20,7 +20,7 @@ from omniload._memory import keep_freed_memory
 from omniload.batch import PackedBatch
 from omniload.errors import OmniloadError, SampleError, ShardError
 from omniload.index import LengthIndex
-from omniload.loader_settings import LoaderSettings, WorkerOptions
+from omniload.loader.settings import LoaderSettings, WorkerOptions
 from omniload.loss import LossTotals
 from omniload.packing import Reserved, pack, reserve
 from omniload.plan import StepPlan

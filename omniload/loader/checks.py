@@ -19,7 +19,7 @@ import torch.distributed
 from omniload.errors import ConfigError, SampleError, ShardError
 from omniload.images import image_kind, missing_codecs
 from omniload.index import LengthIndex
-from omniload.loader_transform import check_fingerprint, given_lengths
+from omniload.loader.transform import check_fingerprint, given_lengths
 from omniload.shards import Manifest, ShardSet
 from omniload.transforms import Transform, transform_from_settings
 from omniload.types import Record

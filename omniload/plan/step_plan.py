@@ -14,10 +14,10 @@ from omniload.costs import REFERENCE_COST, CostModel
 from omniload.errors import ConfigError
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
-from omniload.plan_balance import Balance, balance_name, balanced, check_balance, choose_balance
-from omniload.plan_figures import PlanFigures, measure_plan
-from omniload.plan_order import EpochOrder, OrderSettings, check_integer
-from omniload.plan_stream import GroupStream, read_position
+from omniload.plan.balance import Balance, balance_name, balanced, check_balance, choose_balance
+from omniload.plan.figures import PlanFigures, measure_plan
+from omniload.plan.order import EpochOrder, OrderSettings, check_integer
+from omniload.plan.stream import GroupStream, read_position
 from omniload.types import Budget, Groups
 
 __all__ = ["Balance", "StepPlan", "make_plan"]

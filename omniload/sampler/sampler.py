@@ -15,9 +15,9 @@ from omniload.errors import ConfigError, StateError
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
 from omniload.plan import Balance, StepPlan, make_plan
-from omniload.plan_order import check_integer
-from omniload.sampler_state import read_state, write_state
-from omniload.sampler_tail import TAILS, filler_row, has_batch, is_full
+from omniload.plan.order import check_integer
+from omniload.sampler.state import read_state, write_state
+from omniload.sampler.tail import TAILS, filler_row, has_batch, is_full
 from omniload.types import Budget
 from omniload.world import World
 

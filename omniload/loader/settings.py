@@ -17,7 +17,7 @@ from omniload.grouping import get_grouping
 from omniload.index import LengthIndex
 from omniload.padding import Padding
 from omniload.plan import StepPlan, make_plan
-from omniload.plan_balance import choose_balance
+from omniload.plan.balance import choose_balance
 from omniload.shards import ShardSet, open_shards
 from omniload.types import Budget, Sample
 from omniload.world import World
