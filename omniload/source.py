@@ -1,0 +1,69 @@
+"""What the loader reads from: rows in any order, with their lengths known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from omniload.index import LengthIndex
+from omniload.types import Record
+
+__all__ = ["RowSource"]
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Rows that can be read in any order: shards, indexed tars, a mixture of sets.
+
+    It can be pickled and forked: what travels is where the data lies, and files are opened on first
+    use in each process. Threads may share it.
+    """
+
+    @property
+    def index(self) -> LengthIndex:
+        """Lengths of all rows."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """How the rows were made: encoder, tiling, limits; plain JSON."""
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits over all bytes and settings; where the data lies is no matter."""
+
+    @property
+    def sources(self) -> Mapping[str, int]:
+        """Name of each data set -> rows it has here."""
+
+    @property
+    def location(self) -> str:
+        """Path or URL, for messages."""
+
+    @property
+    def shard_names(self) -> Sequence[str]:
+        """Names of the shards, in row order."""
+
+    def __len__(self) -> int:
+        """Rows."""
+
+    def locate(self, row: int) -> tuple[int, int]:
+        """Find a row: number of its shard, and row inside that shard.
+
+        Raises:
+            ConfigError: no such row.
+        """
+
+    def read(self, row: int) -> Record:
+        """Read one row; `record.row` is that number.
+
+        Raises:
+            ConfigError: no such row.
+            ShardError: the shard can't be had, or is damaged.
+            SampleError: this row alone can't be used.
+        """
+
+    def at_epoch(self, epoch: int) -> RowSource:
+        """Give the rows of an epoch; the source itself where all epochs have the same rows."""
+
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """Hint that these shards are read next, in this order; returns at once."""
