@@ -11,8 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "omniload"
 
 # each layer may import itself's bottom row and the names listed; siblings never meet below loader
-BOTTOM = {"errors", "types", "index", "source", "world", "rng", "costs", "flops", "metrics", "_checkout",
-          "_checksum", "_jit", "_memory"}  # fmt: skip
+BOTTOM = {"errors", "types", "index", "source", "world", "rng", "costs", "flops", "metrics",
+          "_checkout", "_checksum", "_jit", "_memory"}  # fmt: skip
 ALLOWED = {
     "grouping": {"_native"},
     "plan": {"grouping", "balance", "bounds", "_native"},
