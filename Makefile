@@ -22,7 +22,7 @@ demo: $(BIN)/omniload ## render images, make shards, train a tiny model on 2 ran
 	@$(PYTHON) examples/demo.py --out $(OUT)
 
 test: $(BIN)/omniload ## run the tests
-	@$(PYTHON) -m pytest -m "not slow and not packaging and not gpu"
+	@$(PYTHON) -m pytest -m "not slow and not chaos and not packaging and not gpu"
 
 test-all: $(BIN)/omniload ## run the tests, the slow and the packaging ones too
 	@$(PYTHON) -m pytest -m "not gpu"
