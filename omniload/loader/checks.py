@@ -6,7 +6,6 @@ Each finds in seconds what would else be found in the middle of a run, or never.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from omniload.errors import ConfigError, SampleError, ShardError
 from omniload.images import image_kind, missing_codecs
 from omniload.index import LengthIndex
 from omniload.loader.transform import check_fingerprint, given_lengths
-from omniload.shards import Manifest, ShardSet
+from omniload.shards import ShardSet
 from omniload.transforms import Transform, transform_from_settings
 from omniload.types import Record
 from omniload.world import World
@@ -40,16 +39,9 @@ _log = logging.getLogger(__name__)
 _NUM_PROBES = 8
 
 
-def data_fingerprint(manifest: Manifest) -> str:
-    """Hash what the shards hold and how they were made to 32 hexadecimal digits.
-
-    Built on the checksums in the manifest, so it reads no data; where the shards lie is no matter.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for info in (*manifest.shards, manifest.index):
-        digest.update(f"{info.num_rows} {info.num_bytes} {info.xxh3_128}\n".encode())
-    digest.update(manifest.fingerprint.encode())
-    return digest.hexdigest()
+def data_fingerprint(shards: ShardSet) -> str:
+    """Hash what the shards hold and how they were made to 32 hexadecimal digits."""
+    return shards.fingerprint
 
 
 def has_images(index: LengthIndex, *, left_out: npt.NDArray[np.int64]) -> bool:

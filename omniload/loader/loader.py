@@ -28,7 +28,8 @@ from omniload.loader.iterator import BatchIterator
 from omniload.loader.settings import LoaderSettings, WorkerOptions, check_count, open_source
 from omniload.loader.state import LoaderState, Place
 from omniload.loader.transform import check_filler, check_picklable
-from omniload.loader.worker import PackDataset, Walk, Workers
+from omniload.loader.worker import PackDataset, Walk
+from omniload.loader.workers import Workers
 from omniload.padding import Padding
 from omniload.plan import StepPlan
 from omniload.plan.balance import balance_name
@@ -152,7 +153,7 @@ class DataLoader:
             multiprocessing_context=multiprocessing_context,
         )
         self._shards = open_source(source)
-        self._data = data_fingerprint(self._shards.manifest)
+        self._data = data_fingerprint(self._shards)
         self._transform = choose_transform(self._shards, transform)
         if uniform_modality and self.index.num_tiles.any():
             self._check_filler(with_image=True)  # it becomes the dummy document
