@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from omniload.errors import ConfigError, ShardError
 from omniload.shards import ShardWriter, open_shards, write_index, write_shards
+from omniload.source import RowSource
 from omniload.types import IGNORE_INDEX
 from tests.shard_makers import assert_same, make_record, make_shards
 
@@ -33,6 +34,21 @@ def test_rows_come_back_as_they_were_written(tmp_path_factory, count, seed, max_
         assert found.row == row
         assert found.shard == shards.manifest.shards[shards.locate(row)[0]].name
         assert_same(found, records[row])
+
+
+def test_a_set_is_a_source_of_rows_whose_fingerprint_does_not_depend_on_its_place(tmp_path):
+    for name in ("a", "b"):
+        make_shards(tmp_path / name, 70, max_bytes=40_000)
+    one, other = open_shards(tmp_path / "a"), open_shards(tmp_path / "b")
+    assert isinstance(one, RowSource)
+    # states saved by earlier versions hold this value
+    assert one.fingerprint == other.fingerprint == "dc3f9ba163a53ecf27068c45939622eb"
+    assert one.settings == {"tiles": 12, "loss": "assistant"}
+    assert one.sources == {"even": 35, "odd": 35}
+    assert one.location == str(tmp_path / "a")
+    assert one.shard_names[one.locate(69)[0]] == one.read(69).shard
+    assert one.at_epoch(3) is one
+    one.prefetch([1, 0])
 
 
 def test_the_index_holds_the_lengths_of_each_row(tmp_path):

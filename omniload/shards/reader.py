@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ _MAX_PARSED_BATCHES = 256
 
 
 class ShardSet:
-    """A folder of shards, open for reading; made by `open_shards`.
+    """A folder of shards, open for reading; made by `open_shards`. A `RowSource`.
 
     It can be pickled and forked: what travels is the path, and files are mapped on first use in
     each process. Threads may share it.
@@ -54,6 +54,38 @@ class ShardSet:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopen, (self.path, self.manifest.to_json()))
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """How the rows were made: encoder, tiling, limits; plain JSON."""
+        return self.manifest.settings
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits over all bytes and settings; where the data lies is no matter."""
+        return self.manifest.data_fingerprint
+
+    @property
+    def sources(self) -> Mapping[str, int]:
+        """Name of each data set -> rows it has here."""
+        return self.manifest.sources
+
+    @property
+    def location(self) -> str:
+        """Path, for messages."""
+        return str(self.path)
+
+    @cached_property
+    def shard_names(self) -> tuple[str, ...]:
+        """File names of the shards, in row order."""
+        return tuple(info.name for info in self.manifest.shards)
+
+    def at_epoch(self, epoch: int) -> ShardSet:
+        """Give the rows of an epoch: all epochs have the same, so the set itself."""
+        return self
+
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """Hint that these shards are read next, in this order; local files need no hint."""
 
     def locate(self, row: int) -> tuple[int, int]:
         """Find a row: number of its shard in the manifest, and row inside that shard.
