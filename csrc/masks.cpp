@@ -1,6 +1,7 @@
 #include "masks.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <stdexcept>
@@ -64,39 +65,62 @@ void write_image(std::int32_t start, std::int64_t length, std::int32_t* lo,
   fill(hi, 0, length, start + static_cast<std::int32_t>(length));
 }
 
-// Writes `need` places of a list with `count` blocks from `first` on, without the `skipped` ones
-// after the first `before`. All lists run to the same place, since a branch that each of them takes
-// another time costs more than the places that are not needed.
-inline void write_list(std::int32_t* out, std::int64_t need, std::int32_t first,
-                       std::int32_t before, std::int32_t skipped, std::int32_t count) {
-  for (std::int32_t j = 0; j < static_cast<std::int32_t>(need); ++j) {
-    const std::int32_t block = first + j + (j < before ? 0 : skipped);
-    out[j] = j < count ? block : 0;
-  }
+// A list of `count` blocks from `first` on, without the `skipped` ones after the first `before`.
+struct BlockList {
+  std::int32_t first, before, skipped, count;
+};
+
+inline BlockList partial_list(const BlockRange& line) {
+  const std::int32_t in_full = line.full_end - line.full_first;
+  // a line without full blocks has an empty full range anywhere, and skips nothing
+  return {line.first, line.full_first - line.first, in_full,
+          line.end - line.first - in_full};
 }
 
-OMNILOAD_VECTORS
-std::int32_t* fill_lists(const BlockRange* lines, std::int64_t num_lines, ListWidths need,
-                         ListWidths widths, std::int32_t* out) noexcept {
-  std::int32_t* num_partial = out;
-  std::int32_t* partial = num_partial + num_lines;
-  std::int32_t* num_full = partial + num_lines * widths.partial;
-  std::int32_t* full = num_full + num_lines;
+inline BlockList full_list(const BlockRange& line) {
+  const std::int32_t in_full = line.full_end - line.full_first;
+  return {line.full_first, in_full, 0, in_full};
+}
+
+inline std::int32_t block_at(const BlockList& list, std::int32_t place) {
+  const std::int32_t block = list.first + place + (place < list.before ? 0 : list.skipped);
+  return place < list.count ? block : 0;
+}
+
+// Places written at once: one vector with AVX2, two without.
+constexpr std::int32_t kPlaces = 8;
+using Places __attribute__((vector_size(4 * kPlaces))) = std::int32_t;
+
+// Writes the counts of the lists, then the lists, of which none is longer than `need`, each filled
+// up with 0 to `width`. Whole vectors are written, into the next line too, which comes after; all
+// lines run to the same place, since a branch that each takes another time costs more than that.
+template <BlockList (*list_of)(const BlockRange&)>
+OMNILOAD_VECTORS std::int32_t* fill_section(const BlockRange* lines, std::int64_t num_lines,
+                                            std::int64_t need, std::int64_t width,
+                                            std::int32_t* out) noexcept {
+  std::int32_t* counts = out;
+  out += num_lines;
+  std::int32_t* const end = out + num_lines * width;
+  const auto places = static_cast<std::int32_t>(need);
+  const std::int64_t rounded = (need + kPlaces - 1) / kPlaces * kPlaces;
   for (std::int64_t i = 0; i < num_lines; ++i) {
-    const BlockRange& line = lines[i];
-    const std::int32_t in_full = line.full_end - line.full_first;
-    const std::int32_t in_partial = line.end - line.first - in_full;
-    num_partial[i] = in_partial;
-    num_full[i] = in_full;
-    // a line without full blocks has an empty full range anywhere, and skips nothing
-    write_list(partial, need.partial, line.first, line.full_first - line.first, in_full, in_partial);
-    fill(partial, need.partial, widths.partial, 0);
-    write_list(full, need.full, line.full_first, in_full, 0, in_full);
-    fill(full, need.full, widths.full, 0);
-    partial += widths.partial;
-    full += widths.full;
+    const BlockList list = list_of(lines[i]);
+    counts[i] = list.count;
+    if (end - out >= rounded) {
+      Places place = {0, 1, 2, 3, 4, 5, 6, 7};
+      for (std::int32_t j = 0; j < places; j += kPlaces, place += kPlaces) {
+        // a comparison gives all bits or none
+        const Places block = list.first + place + (list.skipped & (place >= list.before));
+        const Places found = block & (place < list.count);
+        std::memcpy(out + j, &found, sizeof(found));
+      }
+    } else {
+      for (std::int32_t j = 0; j < places; ++j) out[j] = block_at(list, j);
+    }
+    fill(out, need, width, 0);
+    out += width;
   }
-  return full;
+  return end;
 }
 
 }  // namespace
@@ -205,7 +229,8 @@ std::int64_t num_list_values(std::int64_t num_lines, const ListWidths& widths) {
 std::int32_t* write_lists(const std::vector<BlockRange>& lines, const ListWidths& need,
                           const ListWidths& widths, std::int32_t* out) noexcept {
   const auto num_lines = static_cast<std::int64_t>(lines.size());
-  return fill_lists(lines.data(), num_lines, need, widths, out);
+  out = fill_section<partial_list>(lines.data(), num_lines, need.partial, widths.partial, out);
+  return fill_section<full_list>(lines.data(), num_lines, need.full, widths.full, out);
 }
 
 }  // namespace omniload
