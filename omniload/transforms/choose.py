@@ -46,4 +46,5 @@ def family_transform(settings: dict[str, Any]) -> TileTransform:
         name = settings["tiling"]["policy"]
     except (KeyError, TypeError):
         name = None
-    return _FAMILIES.get(name, TileTransform).from_settings(settings)
+    family = _FAMILIES.get(name, TileTransform) if isinstance(name, str) else TileTransform
+    return family.from_settings(settings)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from omniload.errors import ConfigError
+from omniload.transforms.agree import check_sample
 from omniload.transforms.base import Transform
+from omniload.transforms.tile import TileTransform
 from omniload.types import IGNORE_INDEX, Record, Sample
 
 __all__ = ["FunctionTransform"]
@@ -19,6 +21,11 @@ class FunctionTransform:
     """Makes a transform of a function, by default with the lengths that are stored.
 
     The function must be picklable: defined at the top of a module, no lambda.
+
+    Each sample is checked: spans in order, grids that hold the tiles, and, without `lengths`, the
+    stored tiles of each image. Where `filler` is a `TileTransform`, or a transform made from one,
+    its image token and its tiling are known too: the tokens in spans must be image tokens, no
+    others may be, and each image must have as many as the model counts.
 
     Args:
         function: (record, rng) -> sample. Must draw from `rng` only.
@@ -61,7 +68,14 @@ class FunctionTransform:
         self._fingerprint = fingerprint
         self._filler: Callable[[bool], Sample] = filler if base is None else base.filler  # type: ignore[assignment]
         self._lengths = lengths or stored_lengths
+        self._as_stored = lengths is None
+        self._base = _tile_transform(base)
         self._model_inputs = model_inputs or (_own_names if base is None else base.model_inputs)
+
+    @property
+    def tile_transform(self) -> TileTransform | None:
+        """What knows the image token and the tiling, where `filler` is made from one."""
+        return self._base
 
     @property
     def fingerprint(self) -> str:
@@ -78,8 +92,15 @@ class FunctionTransform:
         Args:
             record: as stored.
             rng: random numbers that are a function of (seed, epoch, row).
+
+        Raises:
+            SampleError: images, tokens and record contradict each other; shows both sides.
         """
-        return self._function(record, rng)
+        sample = self._function(record, rng)
+        # the loader says what is wrong with anything else
+        if isinstance(sample, Sample) and not (sample.input_ids < 0).any():
+            check_sample(sample, record, base=self._base, as_stored=self._as_stored)
+        return sample
 
     def filler(self, with_image: bool) -> Sample:
         """Make a sample that trains nothing.
@@ -104,6 +125,11 @@ class FunctionTransform:
             batch: a PackedBatch.
         """
         return self._model_inputs(batch)
+
+
+def _tile_transform(base: Transform | None) -> TileTransform | None:
+    found = base if isinstance(base, TileTransform) else getattr(base, "tile_transform", None)
+    return found if isinstance(found, TileTransform) else None
 
 
 def stored_lengths(record: Record) -> tuple[int, int, int]:

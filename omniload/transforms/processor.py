@@ -13,6 +13,8 @@ import numpy.typing as npt
 from omniload.errors import ConfigError, SampleError
 from omniload.images import TilePolicy
 from omniload.transforms.choose import family_transform
+from omniload.transforms.processor_layout import as_tiles, call_options, check_layout
+from omniload.transforms.tile import TileTransform
 from omniload.types import Record, Sample
 
 __all__ = ["HFProcessorTransform"]
@@ -23,9 +25,13 @@ UInt8Array = npt.NDArray[np.uint8]
 class HFProcessorTransform:
     """Tokens as stored, tiles by a Hugging Face image processor instead of omniload's own code.
 
-    For a model whose processor resizes or pads in a way of its own. The number of tiles and tokens
-    of an image must still be that of the tiling policy that the shards were made with: the plan
-    rests on it. Where the processor gives another number, the sample is an error that shows both.
+    For a model whose processor resizes or pads in a way of its own. The layout of an image must
+    still be that of the tiling policy that the shards were made with, because plan and tokens rest
+    on it: sizes of patches, merging and resolutions are compared at once, number, size and grid of
+    the tiles for each image. A difference is an error that shows both.
+
+    With shards for "navit" it takes Pixtral's image processor, whose resized image is cut into
+    patches row by row.
 
     Rescaling and normalising are switched off in the processor, so that tiles travel as uint8;
     `model_inputs` normalises with the processor's mean and standard deviation.
@@ -36,8 +42,8 @@ class HFProcessorTransform:
         settings: `manifest.settings` of the shards.
 
     Raises:
-        ConfigError: not an image processor, one whose normalisation omniload can't do, or
-            transformers isn't installed for a folder.
+        ConfigError: not an image processor, one whose normalisation omniload can't do or whose
+            layout is not that of the shards, or transformers isn't installed for a folder.
     """
 
     def __init__(self, processor: Any | str | os.PathLike[str], settings: dict[str, Any]) -> None:
@@ -50,12 +56,19 @@ class HFProcessorTransform:
                 f"{type(processor).__name__}."
             )
         mean, std = _normalisation(image_processor)
-        self._transform = family_transform(settings).with_pixels(
+        transform = family_transform(settings)
+        check_layout(processor, image_processor.to_dict(), transform.policy)
+        self._transform = transform.with_pixels(
             ProcessorTiles(image_processor),
             fingerprint=_fingerprint(image_processor),
             mean=mean,
             std=std,
         )
+
+    @property
+    def tile_transform(self) -> TileTransform:
+        """What makes all but the pixels."""
+        return self._transform
 
     @property
     def fingerprint(self) -> str:
@@ -110,6 +123,7 @@ class ProcessorTiles:
 
     def __init__(self, image_processor: Any) -> None:
         self._processor = image_processor
+        self._facts = image_processor.to_dict()
 
     def __call__(self, image: UInt8Array, policy: TilePolicy, *, out: UInt8Array) -> None:
         """Write the tiles of an image.
@@ -130,29 +144,26 @@ class ProcessorTiles:
                 do_rescale=False,
                 do_normalize=False,
                 return_tensors="np",
+                **call_options(self._facts, policy),
             )
-            pixels = np.asarray(result["pixel_values"])
+            result["pixel_values"] = np.asarray(result["pixel_values"])
         except Exception as error:  # a processor can fail in any way that Python can
             raise SampleError(
                 f"the image processor failed with {type(error).__name__}: {error}"
             ) from error
-        tiles = _as_tiles(pixels, policy.size)
+        height, width = image.shape[:2]
+        tiles = as_tiles(result, policy, width, height)
         if tiles.shape != out.shape:
             raise SampleError(
                 f"the image processor must give the tiles that the policy counts: expected "
                 f"{out.shape} (tiles, channels, height, width), got {tiles.shape}. Preprocess with "
                 "the tiling of this processor, or set its size to that of the tiles."
             )
+        _check_values(tiles)
         np.copyto(out, tiles, casting="unsafe")
 
 
-def _as_tiles(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """Bring what processors return to (num_tiles, 3, height, width)."""
-    if pixels.ndim == 5:  # one image of several tiles
-        pixels = pixels.reshape(-1, *pixels.shape[2:])
-    elif pixels.ndim == 2 and pixels.shape[1] % (3 * size * size) == 0:
-        # Qwen's patches: each channel holds the same patch for every frame
-        pixels = pixels.reshape(len(pixels), 3, -1, size, size)[:, :, 0]
+def _check_values(pixels: npt.NDArray[Any]) -> None:
     if pixels.dtype != np.uint8 and pixels.size:
         rounded = np.rint(pixels)
         if (rounded != pixels).any() or pixels.min() < 0 or pixels.max() > 255:
@@ -160,7 +171,6 @@ def _as_tiles(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
                 "the image processor must give whole numbers from 0 to 255 with do_rescale=False "
                 f"and do_normalize=False, got {pixels.dtype} from {pixels.min()} to {pixels.max()}."
             )
-    return pixels
 
 
 def _normalisation(image_processor: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
