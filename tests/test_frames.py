@@ -3,13 +3,13 @@ import json
 import pytest
 from PIL import Image
 
+from omniload.conversations import RefusedError
 from omniload.errors import SampleError
 from omniload.images import image_size, missing_codecs
 from omniload.images.video import video_container
 from omniload.shards import open_shards
 from omniload.tools.preprocess_run import preprocess_data
 from omniload.tools.recipe import Recipe
-from omniload.tools.sources.base import RefusedError
 from omniload.tools.sources.frames import expand_frames, in_order
 from omniload.tools.sources.media import ImageLoader
 from tests.images_corpus import encode, photo

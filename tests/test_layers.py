@@ -12,13 +12,15 @@ PACKAGE = ROOT / "omniload"
 
 # each layer may import itself's bottom row and the names listed; siblings never meet below loader
 BOTTOM = {"errors", "types", "index", "source", "world", "rng", "costs", "flops", "metrics",
-          "_checkout", "_checksum", "_jit", "_memory"}  # fmt: skip
+          "_checkout", "_checks", "_checksum", "_jit", "_memory"}  # fmt: skip
 ALLOWED = {
     "grouping": {"_native"},
     "plan": {"grouping", "balance", "bounds", "_native"},
     "shards": {"cache"},
     "images": {"_native"},
     "transforms": {"images", "mrope", "_native"},
+    "conversations": {"images", "transforms"},
+    "tars": {"conversations", "images", "shards", "transforms"},
     "mrope": {"_native"},
     "kernels": set(),
     "_native": set(),

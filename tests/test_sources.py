@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from omniload.conversations import RefusedError, normalise
 from omniload.errors import ConfigError
 from omniload.tools.sources import READERS, RawSample, Rejection
-from omniload.tools.sources.base import RefusedError
-from omniload.tools.sources.conversation import normalise
 from omniload.tools.sources.detect import find_input
 from omniload.tools.sources.media import ImageLoader
 from tests.data_makers import (

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from omniload.conversations import RefusedError, refusal
 from omniload.errors import ConfigError, OmniloadError, SampleError, ShardError
 from omniload.images import decode, image_size, is_stored
 from omniload.index import LengthIndex
@@ -23,7 +24,6 @@ from omniload.shards.manifest import settings_fingerprint
 from omniload.tools.receipts import COUNTS, Receipt, Work, write_receipt
 from omniload.tools.recipe import Recipe, RunOptions, make_encoder
 from omniload.tools.sources import READERS, InputFile, RawSample, Rejection, Span
-from omniload.tools.sources.base import RefusedError
 from omniload.tools.sources.media import ImageLoader
 from omniload.tools.stored_images import images_to_store, parse_quality
 from omniload.transforms.prepare import Prepared, prepare_sample
@@ -179,14 +179,14 @@ class _Piece:
                 quality=parse_quality(recipe.store_quality),
             )
         except SampleError as error:
-            category = error.category if isinstance(error, RefusedError) else _category(error)
+            category, reason = refusal(error)
             self._reject(
                 Rejection(
                     number=sample.number,
                     key=sample.key,
                     where=sample.where,
                     source=sample.source,
-                    reason=str(error).replace("oversize='fewer-tiles'", "--oversize fewer-tiles"),
+                    reason=reason,
                     category=category,
                 )
             )
@@ -252,15 +252,6 @@ def strict_message(rejection: Rejection) -> str:
         f"sample {rejection.key!r} ({rejection.where}) is rejected: {rejection.reason} "
         "(--strict makes this fatal)."
     )
-
-
-def _category(error: SampleError) -> str:
-    text = str(error)
-    if text.startswith("too long"):
-        return "too long"
-    if text.startswith("empty answer"):
-        return "empty answer"
-    return "no loss token" if text.startswith("no token that gives loss") else "conversation"
 
 
 def _record(

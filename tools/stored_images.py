@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from omniload.conversations import RefusedError
 from omniload.errors import ConfigError, SampleError
 from omniload.images import Policy, TilePolicy, check_stored, is_stored, store_tiles
-from omniload.tools.sources.base import RefusedError
 
 __all__ = ["DEFAULT_QUALITY", "check_store", "images_to_store", "parse_quality", "store_settings"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omniload.errors import SampleError
 from omniload.types import Message
 
-__all__ = ["SPAN_RECORDS", "InputFile", "RawSample", "RefusedError", "Rejection", "Span"]
+__all__ = ["SPAN_RECORDS", "InputFile", "RawSample", "Rejection", "Span"]
 
 #: Records of a span: rows that lie together in the input and stay together until the last shuffle.
 SPAN_RECORDS = 16
@@ -86,23 +85,6 @@ class RawSample:
     source: str
     messages: tuple[Message, ...]
     images: tuple[bytes, ...]
-
-
-class RefusedError(SampleError):
-    """A record can't be used.
-
-    Args:
-        category: short name of the reason, for counting.
-        reason: what must hold and what was found.
-    """
-
-    def __init__(self, category: str, reason: str) -> None:
-        super().__init__(category, reason)
-        self.category = category
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 @dataclass(frozen=True, kw_only=True)

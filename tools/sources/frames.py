@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from omniload.conversations import RefusedError
 from omniload.images.video import VIDEO_SUFFIXES, video_message
-from omniload.tools.sources.base import RefusedError
 from omniload.transforms.pieces import IMAGE_MARK
 
 __all__ = ["expand_frames", "in_order"]

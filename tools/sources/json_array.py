@@ -12,15 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from omniload.conversations import RefusedError
 from omniload.errors import ConfigError
-from omniload.tools.sources.base import (
-    SPAN_RECORDS,
-    InputFile,
-    RawSample,
-    RefusedError,
-    Rejection,
-    Span,
-)
+from omniload.tools.sources.base import SPAN_RECORDS, InputFile, RawSample, Rejection, Span
 from omniload.tools.sources.media import ImageLoader
 from omniload.tools.sources.records import read_record, reject
 

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from omniload.conversations import RefusedError, parse_json
 from omniload.errors import ConfigError
-from omniload.tools.sources.base import (
-    SPAN_RECORDS,
-    InputFile,
-    RawSample,
-    RefusedError,
-    Rejection,
-    Span,
-)
+from omniload.tools.sources.base import SPAN_RECORDS, InputFile, RawSample, Rejection, Span
 from omniload.tools.sources.media import ImageLoader
-from omniload.tools.sources.records import parse_json, read_record, reject
+from omniload.tools.sources.records import read_record, reject
 
 __all__ = ["read", "scan"]
 

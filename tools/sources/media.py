@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import errno
 import os
 import re
@@ -11,16 +9,13 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
-from omniload.images.video import VIDEO_SUFFIXES, video_container, video_message
-from omniload.tools.sources.base import RefusedError
+from omniload.conversations import MAX_IMAGE_BYTES, RefusedError, bounded, data_uri
+from omniload.images.video import VIDEO_SUFFIXES, video_message
 from omniload.tools.sources.frames import in_order
 
-__all__ = ["MAX_IMAGE_BYTES", "ImageLoader"]
+__all__ = ["ImageLoader"]
 
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif")
-
-#: A larger file is not an image that anyone trains on.
-MAX_IMAGE_BYTES = 256 << 20
 
 _FAULTS_OF_A_RECORD = (
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP,
@@ -59,14 +54,14 @@ class ImageLoader:
             else:
                 value = value.get("path") or value.get("url")
         if isinstance(value, (bytes, bytearray, memoryview)):
-            return _bounded(bytes(value), "an image given as bytes")
+            return bounded(bytes(value), "an image given as bytes")
         if not isinstance(value, str) or not value:
             raise RefusedError(
                 "not an image value",
                 f"an image must be a path, a data: URI or bytes, got {type(value).__name__}",
             )
         if value[:5].lower() == "data:":
-            return _bounded(_data_uri(value), "the data: URI")
+            return bounded(data_uri(value), "the data: URI")
         if _URL.match(value):
             raise RefusedError(
                 "image is a URL",
@@ -166,27 +161,6 @@ def _read_file(path: str, what: str) -> bytes:
         if not stat.S_ISREG(facts.st_mode):
             raise RefusedError("image unread", f"{what} is not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return _bounded(file.read(min(facts.st_size, MAX_IMAGE_BYTES) + 1), what)
+            return bounded(file.read(min(facts.st_size, MAX_IMAGE_BYTES) + 1), what)
     finally:
         os.close(descriptor)
-
-
-def _bounded(data: bytes, what: str) -> bytes:
-    if not data:
-        raise RefusedError("damaged image", f"{what} is empty")
-    container = video_container(data)
-    if container is not None:
-        raise RefusedError("video container", video_message(f"{what} in {container}"))
-    if len(data) > MAX_IMAGE_BYTES:
-        raise RefusedError("damaged image", f"{what} has more than {MAX_IMAGE_BYTES >> 20} MiB")
-    return data
-
-
-def _data_uri(value: str) -> bytes:
-    head, comma, body = value.partition(",")
-    if not comma or not head.lower().endswith(";base64"):
-        raise RefusedError("damaged image", f"a data: URI must be base64, got {head!r:.60}")
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise RefusedError("damaged image", f"a data: URI must be base64: {error}") from None

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
+from omniload.conversations import COLUMNS
 from omniload.errors import ConfigError
 from omniload.tools.sources.base import SPAN_RECORDS, InputFile, RawSample, Rejection, Span
-from omniload.tools.sources.conversation import COLUMNS
 from omniload.tools.sources.media import ImageLoader
 from omniload.tools.sources.records import read_record
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from omniload.conversations import RefusedError
 from omniload.errors import ConfigError
 from omniload.shards import ShardSet, open_shards
-from omniload.tools.sources.base import (
-    SPAN_RECORDS,
-    InputFile,
-    RawSample,
-    RefusedError,
-    Rejection,
-    Span,
-)
+from omniload.tools.sources.base import SPAN_RECORDS, InputFile, RawSample, Rejection, Span
 from omniload.tools.sources.media import ImageLoader
 from omniload.tools.sources.records import reject
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from omniload.tools.sources.base import RefusedError
+from omniload.conversations.refused import RefusedError
 from omniload.transforms.pieces import IMAGE_MARK
 from omniload.types import Message
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from omniload.tools.sources.base import RefusedError
-from omniload.tools.sources.turns import read_turns, refuse_tools
+from omniload.conversations.refused import RefusedError
+from omniload.conversations.turns import read_turns, refuse_tools
 from omniload.transforms.pieces import IMAGE_MARK
 from omniload.types import Message
 
