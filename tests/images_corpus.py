@@ -39,14 +39,20 @@ def exif(orientation):
     return data
 
 
-def png(pixels, *, colour_type, chunks=()):
-    """A PNG written by hand: 8 or 16 bits, extra chunks (name, data) before the pixels.
+def png(pixels, *, colour_type, chunks=(), depth=None):
+    """A PNG written by hand: extra chunks (name, data) before the pixels, 1 to 16 bits.
 
-    Reaches what PIL doesn't write: 16-bit colour, tRNS of 16 bits, chunks in odd places.
+    Reaches what PIL doesn't write: 16-bit colour, tRNS of 16 bits, chunks in odd places. A depth
+    below 8 is for greyscale.
     """
     height, width = pixels.shape[:2]
-    depth = 8 * pixels.dtype.itemsize
-    big_endian = pixels.astype(pixels.dtype.newbyteorder(">")).reshape(height, -1)
+    if depth is None:
+        depth = 8 * pixels.dtype.itemsize
+    if depth < 8:
+        bits = np.unpackbits(pixels[:, :, None].astype(np.uint8), axis=2)[:, :, 8 - depth :]
+        big_endian = np.packbits(bits.reshape(height, -1), axis=1)
+    else:
+        big_endian = pixels.astype(pixels.dtype.newbyteorder(">")).reshape(height, -1)
     rows = b"".join(b"\0" + row.tobytes() for row in big_endian)
     header = struct.pack(">IIBBBBB", width, height, depth, colour_type, 0, 0, 0)
     parts = [(b"IHDR", header), *chunks, (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]

@@ -33,6 +33,7 @@ KINDS = {
     "avif": ("AVIF", {}),
     "jpeg2000": ("JPEG2000", {}),
     "ppm": ("PPM", {}),
+    "ico": ("ICO", {"sizes": [(WIDTH, HEIGHT)]}),
 }
 
 
@@ -228,6 +229,18 @@ def test_a_single_transparent_colour_is_white(colour_type, dtype):
     assert (decoded != expected).any(axis=2).sum() == 1
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_transparent_grey_of_few_bits_is_white(depth):
+    levels = 1 << depth
+    pixels = np.arange(WIDTH * HEIGHT).reshape(HEIGHT, WIDTH) // 3 % levels
+    for value in range(levels):
+        chunk = (b"tRNS", struct.pack(">H", value))
+        decoded = decode(png(pixels, colour_type=0, depth=depth, chunks=[chunk]))
+        grey = (pixels * 255 // (levels - 1)).astype(np.uint8)
+        expected = np.where(pixels == value, np.uint8(255), grey)
+        assert np.array_equal(decoded, rgb_of(expected))
+
+
 def test_cmyk_has_one_plain_conversion():
     ink = noise(WIDTH, HEIGHT, 4)
     decoded = decode(encode(Image.fromarray(ink, "CMYK"), "TIFF")).astype(np.int64)
@@ -349,7 +362,7 @@ def test_sides_of_zero_are_damage():
         image_size(bytes(data))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ico"])
 def test_pil_does_not_warn_of_large_images(monkeypatch, kind):
     readable(kind)
     data = encode(photo(WIDTH, HEIGHT), KINDS[kind][0])
@@ -377,6 +390,77 @@ def test_threads_decode_the_same_pixels():
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def odd_tiff():
+    """A TIFF whose ImageDescription reaches far beyond the end: PIL warns of it."""
+    data = bytearray(encode(photo(WIDTH, HEIGHT), "TIFF", description="x" * 100))
+    at = data.find(struct.pack("<HHI", 270, 2, 101))
+    data[at + 4 : at + 8] = struct.pack("<I", 50_000_000)
+    return bytes(data)
+
+
+def test_odd_tags_of_a_tiff_neither_warn_nor_change_the_filters_of_a_thread():
+    data = odd_tiff()
+    with pytest.warns(UserWarning, match="."):
+        Image.open(io.BytesIO(data)).load()
+    expected = decode(data)  # warnings are errors here
+    go_on = threading.Event()
+
+    def work():
+        while not go_on.is_set():
+            decode(data)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        with pytest.warns(RuntimeWarning, match="of the user"):
+            warnings.warn("of the user", RuntimeWarning, stacklevel=1)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    with pytest.raises(UserWarning, match="an error still"):
+        warnings.warn("an error still", UserWarning, stacklevel=1)
+    assert np.array_equal(decode(data), expected)
+
+
+PLAIN = {
+    b"P1": (b"P1\n# two\n3 2\n1 0 1\n0 1 0\n", [[0, 255, 0], [255, 0, 255]]),
+    b"P2": (b"P2\n3 2\n15\n0 1 2\n13 14 15\n", [[0, 17, 34], [221, 238, 255]]),
+    b"P3": (b"P3 1 2 255 1 2 3 255 254 253", [[[1, 2, 3]], [[255, 254, 253]]]),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_portable_maps_are_read(name):
+    data, expected = PLAIN[name]
+    expected = np.array(expected, np.uint8)
+    assert image_kind(data) == "ppm"
+    assert image_size(data) == expected.shape[1::-1]
+    assert np.array_equal(decode(data), expected if name == b"P3" else rgb_of(expected))
+    with pytest.raises(SampleError, match="damaged ppm image"):
+        decode(data[: len(data) // 2])
+
+
+def test_the_largest_image_of_an_icon_counts_and_alpha_goes_onto_white():
+    rgba = noise(48, 48, 4)
+    sizes = [(16, 16), (48, 48), (32, 32)]
+    for bitmap_format in ("png", "bmp"):
+        file = io.BytesIO()
+        Image.fromarray(rgba, "RGBA").save(file, "ICO", sizes=sizes, bitmap_format=bitmap_format)
+        data = file.getvalue()
+        assert image_kind(data) == "ico"
+        assert image_size(data) == (48, 48)
+        assert np.array_equal(decode(data), over_white(rgba))
+
+
+def test_an_icon_that_hides_a_larger_image_is_damaged():
+    data = bytearray(encode(photo(WIDTH, HEIGHT), "ICO", sizes=[(WIDTH, HEIGHT)]))
+    at = data.find(b"IHDR") + 4
+    data[at : at + 8] = struct.pack(">II", 30_000, 30_000)
+    with pytest.raises(SampleError, match="an image of 30000x30000, listed as 60x40"):
+        image_size(bytes(data))
 
 
 # what is installed

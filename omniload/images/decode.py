@@ -13,7 +13,8 @@
 | RGB, 16-bit | the high byte |
 | alpha (LA, RGBA, 16-bit too) | over white: (c * a + 255 * (255 - a)) / 255, rounded |
 | palette | its colours; with transparency: over white |
-| one transparent colour (tRNS) | white in its place; not yet in 2- and 4-bit grey PNG |
+| one transparent colour (tRNS) | white in its place |
+| icon (ICO) | the largest of its images |
 | animated (GIF, WebP, PNG, AVIF), multi-page TIFF | the first frame |
 | EXIF orientation 2 to 8 | applied; anything else in Exif is ignored |
 | embedded colour profile (ICC) | ignored |
@@ -23,8 +24,8 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from contextlib import nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ from PIL import Image
 
 from omniload import _native
 from omniload.errors import SampleError
-from omniload.images.header import open_pil, read_header, reason, unsigned
+from omniload.images.header import MAX_PIXELS, open_pil, read_header, reason, unsigned
 
 __all__ = ["decode"]
 
@@ -41,6 +42,9 @@ UInt8Array = npt.NDArray[np.uint8]
 
 _WITH_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
 _REFUSED = ("F", "LAB")
+
+_OF_READERS = r"PIL\.(Tiff|Png|Ico)ImagePlugin$"
+_OF_IMAGES = r"PIL\.Image$"
 
 
 def decode(data: bytes) -> UInt8Array:
@@ -89,22 +93,33 @@ def _decode_jpeg(data: bytes) -> UInt8Array:
 
 def _decode_pil(data: bytes, kind: str) -> UInt8Array:
     data = bytes(data)
-    # PIL warns about damaged tags of TIFF and frames of APNG; pixels or an error are our result.
-    # Only where it may: changing the filters is not safe beside other threads before Python 3.14.
-    may_warn = kind == "tiff" or (kind == "png" and data.find(b"acTL", 0, data.find(b"IDAT")) > 0)
-    with warnings.catch_warnings() if may_warn else nullcontext():
-        if may_warn:
-            warnings.simplefilter("ignore")
-        with open_pil(data, kind) as image:
-            try:
-                image.load()
-                if kind == "png" and data[24] == 16:
-                    _halve_depth_of_transparency(image)
-                return np.array(_to_rgb(image))
-            except SampleError:
-                raise
-            except Exception as error:  # PIL's readers raise whatever the damage leads to
-                raise SampleError(f"damaged {kind} image: {reason(error)}.") from error
+    if kind in ("tiff", "ico") or (kind == "png" and b"acTL" in data[: max(data.find(b"IDAT"), 0)]):
+        _hush(_OF_READERS, UserWarning)
+    with open_pil(data, kind) as image:
+        try:
+            if kind == "tiff" and image.width * image.height > (
+                Image.MAX_IMAGE_PIXELS or MAX_PIXELS
+            ):
+                _hush(_OF_IMAGES, Image.DecompressionBombWarning)  # `read_header` holds our limit
+            image.load()
+            if kind == "png":
+                _match_depth_of_transparency(image, depth=data[24])
+            return np.array(_to_rgb(image))
+        except SampleError:
+            raise
+        except Exception as error:  # PIL's readers raise whatever the damage leads to
+            raise SampleError(f"damaged {kind} image: {reason(error)}.") from error
+
+
+def _hush(module: str, category: type[Warning]) -> None:
+    """Drop what PIL warns of, such as damaged tags: pixels or an error are our result.
+
+    One narrow filter, which stays: `warnings.catch_warnings` in a thread can leave the filters of
+    another thread behind, for the whole process.
+    """
+    entry = ("ignore", None, category, re.compile(module), 0)  # as `filterwarnings` makes it
+    if entry not in warnings.filters[:2]:
+        warnings.filterwarnings("ignore", category=category, module=module)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
@@ -129,11 +144,16 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image if mode == "RGB" else image.convert("RGB")
 
 
-def _halve_depth_of_transparency(image: Image.Image) -> None:
-    """PIL gives the pixels of a 16-bit colour PNG as 8 bits, but its transparent colour as 16."""
+def _match_depth_of_transparency(image: Image.Image, *, depth: int) -> None:
+    """PIL gives the pixels of a PNG as 8 bits, but its transparent colour in the file's depth.
+
+    Not so for 16-bit grey, where both are 16 bits, and for 1 bit, where both are 8.
+    """
     colour = image.info.get("transparency")
-    if isinstance(colour, tuple):
+    if depth == 16 and isinstance(colour, tuple):
         image.info["transparency"] = tuple(value >> 8 for value in colour)
+    elif depth in (2, 4) and isinstance(colour, int) and image.mode == "L":
+        image.info["transparency"] = colour * 255 // ((1 << depth) - 1)
 
 
 def _from_integers(image: Image.Image) -> Image.Image:

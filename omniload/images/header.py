@@ -306,6 +306,20 @@ def _tiff_tags(data: bytes) -> dict[int, int]:
     return tags
 
 
+def _ico(data: bytes, kind: str) -> Header:
+    """The largest image of an icon. Each says its size twice if it is a PNG: both must agree."""
+    best = (0, 0)
+    for at in range(6, 6 + 16 * data[4], 16):
+        size = (data[at] or 256, data[at + 1] or 256)
+        (offset,) = struct.unpack_from("<I", data, at + 12)
+        if bytes(data[offset : offset + 8]) == b"\x89PNG\r\n\x1a\n":
+            inside = struct.unpack_from(">II", data, offset + 16)
+            if inside != size:
+                raise ValueError("an image of {}x{}, listed as {}x{}".format(*inside, *size))
+        best = max(best, size, key=lambda size: size[0] * size[1])
+    return Header(kind=kind, width=best[0], height=best[1])
+
+
 def _tiles(data: bytes, kind: str) -> Header:
     """The original image's; see `omniload.images.stored`."""
     width, height = struct.unpack_from("<II", data, 8)
@@ -319,5 +333,6 @@ _PARSERS = {
     "bmp": _bmp,
     "webp": _webp,
     "tiff": _tiff,
+    "ico": _ico,
     "tiles": _tiles,
 }

@@ -31,6 +31,7 @@ PIL_READERS = {
     "avif": ("PIL.AvifImagePlugin", "AvifImageFile"),
     "jpeg2000": ("PIL.Jpeg2KImagePlugin", "Jpeg2KImageFile"),
     "ppm": ("PIL.PpmImagePlugin", "PpmImageFile"),
+    "ico": ("PIL.IcoImagePlugin", "IcoImageFile"),
 }
 
 #: First bytes of an image that is stored at its final size; see `omniload.images.stored`.
@@ -72,8 +73,8 @@ def image_kind(data: bytes) -> str:
         data: an encoded image; 32 bytes are enough.
 
     Returns:
-        "jpeg", "png", "gif", "webp", "bmp", "tiff", "avif", "heic", "jpeg2000", "ppm", "tiles"
-        (stored at its final size by preprocessing) or "unknown".
+        "jpeg", "png", "gif", "webp", "bmp", "tiff", "avif", "heic", "jpeg2000", "ppm" (PBM, PGM and
+        PPM, plain or not), "ico", "tiles" (stored at its final size by preprocessing) or "unknown".
     """
     head = bytes(data[:32])
     if head.startswith(b"\xff\xd8\xff"):
@@ -99,8 +100,11 @@ def image_kind(data: bytes) -> str:
         return "jpeg2000"
     if head.startswith(b"BM") and len(head) >= 18 and head[6:10] == b"\0\0\0\0":
         return "bmp"
-    if head[:2] in (b"P4", b"P5", b"P6") and head[2:3].isspace():
+    if head[:1] == b"P" and head[1:2] in b"123456" and head[2:3].isspace():
         return "ppm"
+    # an icon: type 1, some entries, and a byte of the first that is always 0
+    if head.startswith(b"\0\0\1\0") and len(head) >= 22 and head[4] and not head[5] | head[9]:
+        return "ico"
     return "unknown"
 
 
