@@ -32,6 +32,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def jit(function: _Function) -> _Function:
     """Compile a function with Numba in nopython mode when it is first called.
 
+    It runs without the interpreter lock, so that a thread can plan while another trains.
+
     The first call on a machine compiles for some seconds and logs one warning that says so; later
     processes take the code from the cache. `cache_folder` says where that is.
 
@@ -52,11 +54,11 @@ def jit(function: _Function) -> _Function:
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
         try:
             with contextlib.suppress(RuntimeError):  # "cannot cache function": no source file
-                cached: _Function = numba.njit(cache=True)(function)
+                cached: _Function = numba.njit(cache=True, nogil=True)(function)
                 return cached
         finally:
             numba.config.CACHE_DIR = before
-    uncached: _Function = numba.njit(function)
+    uncached: _Function = numba.njit(nogil=True)(function)
     return uncached
 
 

@@ -40,7 +40,7 @@ class PlanFigures:
         dp_world_size: data-parallel ranks.
         accumulation: micro-steps of a step.
         num_rows: rows that are fed.
-        num_dropped: rows of the index left out, because they are over the budget.
+        num_dropped: rows of the index left out: over the budget, or excluded.
         num_groups: groups.
         num_steps: steps.
         num_fillers: slots without a group, all in the last step.
@@ -171,7 +171,7 @@ def measure_plan(
         budget=settings.budget,
         dp_world_size=dp_world_size,
         accumulation=accumulation,
-        num_dropped=len(order.oversize),
+        num_dropped=len(order.left_out),
         steps=by_step,
         **_sizes(by_step, totals, settings.budget, bound),
         **_means(by_step, slots),

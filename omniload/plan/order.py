@@ -1,4 +1,7 @@
-"""The order of an epoch: all its groups one after the other, planned a window of rows at a time."""
+"""The order of an epoch: all its groups one after the other, planned a window of rows at a time.
+
+The next window is planned in a thread while one is used, so that no step waits for it.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,34 @@ import functools
 import hashlib
 import json
 import logging
+import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from omniload import rng
 from omniload.errors import ConfigError
 from omniload.grouping import DEFAULT_GROUPING, get_grouping
 from omniload.index import LengthIndex
+from omniload.plan.windows import Windows
 from omniload.types import Budget, Groups
 
-__all__ = ["EpochOrder", "OrderSettings", "check_integer", "find_oversize"]
+__all__ = ["Ahead", "EpochOrder", "OrderSettings", "check_integer", "find_oversize"]
 
 Int64Array = npt.NDArray[np.int64]
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 1  # raised when the order of the same groups changes
-_ROWS_AT_ONCE = 4_000_000  # rows of a window unless told otherwise: about 240 MB to plan one
+_VERSION = 2  # raised when the order of the same groups changes; of one window it is still 1
+_WINDOW_ROWS = 500_000  # rows of a window unless told otherwise: about 0.4 s and 30 MB to plan one
+_ROWS_AT_ONCE = 4_000_000  # rows that are looked through at once
 _WINDOWS_KEPT = 2  # a step may begin in one window and end in the next
 _LISTED = 10  # rows over the budget that a message names
-_TAG_WINDOWS, _TAG_GROUPS = 1, 2  # keep the two uses of (seed, epoch) apart
+_TAG_GROUPS = 2  # keeps this use of (seed, epoch) apart from others
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +50,7 @@ class OrderSettings:
         epoch: at least 0.
         shuffle: False: next fit in index order.
         oversize: rows over the budget: "error", or "drop" to leave them out.
-        window_rows: rows that are planned together; None: 4 million at most.
+        window_rows: rows that are planned together; None: half a million at most.
         dummy_tokens: room that a group without tiles keeps, where the data has tiles; a row
             without tiles that leaves less alone is over the budget.
 
@@ -85,40 +94,95 @@ class OrderSettings:
             _warn_once(f"shuffle=False groups in index order: grouping={self.grouping!r} is unused")
 
 
+class Ahead(Generic[_Result]):
+    """A result that a thread computes until it is asked for.
+
+    Args:
+        make: computes it; what it raises is raised by `result`.
+    """
+
+    def __init__(self, make: Callable[[], _Result]) -> None:
+        self._make = make
+        self._result: _Result | None = None
+        self._error: BaseException | None = None
+        # a daemon: a program that ends doesn't wait for a plan that nobody needs any more
+        self._thread = threading.Thread(target=self._run, name="omniload-plan", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._make()
+        except BaseException as error:  # whoever asks gets it
+            self._error = error
+
+    def result(self) -> _Result:
+        """Wait for the result."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # set unless there is an error
+
+
 class EpochOrder:
     """The groups of one epoch in emission order: a pure function of index and settings.
 
-    The rows are cut into windows, contiguous and in a seeded order. A window is planned when it is
-    asked for, and the last two are kept, so memory doesn't grow with the data.
+    The rows are cut into windows; see `omniload.plan.windows`. A window is planned when it is asked
+    for, or a little ahead, and the last two are kept, so memory doesn't grow with the data.
 
     Args:
         index: lengths of all rows.
         settings: what decides the order.
+        shard_starts: integers (num_shards + 1,), first row of each shard, then `len(index)`: a
+            window reads from few shards. None: not known.
+        exclude: integers (n,), rows that are left out, whatever their lengths.
 
     Raises:
-        ConfigError: rows over the budget, with `oversize="error"`.
+        ConfigError: rows over the budget, with `oversize="error"`; rows to leave out, or shards,
+            that the index doesn't have.
     """
 
-    def __init__(self, index: LengthIndex, settings: OrderSettings) -> None:
+    def __init__(
+        self,
+        index: LengthIndex,
+        settings: OrderSettings,
+        *,
+        shard_starts: npt.ArrayLike | None = None,
+        exclude: npt.ArrayLike | None = None,
+    ) -> None:
         self.index = index
         self.settings = settings
         self._room = settings.dummy_tokens if index.num_tiles.any() else 0
-        self.oversize = find_oversize(index, settings.budget, dummy_tokens=self._room)
+        self.excluded = _as_rows("exclude", exclude, most=len(index) - 1)
+        over = find_oversize(index, settings.budget, dummy_tokens=self._room)
+        self.oversize = over[~np.isin(over, self.excluded)] if len(self.excluded) else over
         if len(self.oversize):
             _report_oversize(index, settings, self.oversize, self._room)
+        self.left_out = np.union1d(self.oversize, self.excluded)
         self._grouping = get_grouping(settings.grouping if settings.shuffle else "sequential")
         rows = settings.window_rows
-        if rows is None:
-            rows = _even_share(len(index), _ROWS_AT_ONCE)
-        self._window_rows = rows
-        self.num_windows = -(-len(index) // rows)
-        self._windows = (
-            rng.permutation(self.num_windows, settings.seed, settings.epoch, _TAG_WINDOWS)
-            if settings.shuffle
-            else np.arange(self.num_windows, dtype=np.int64)
+        self._window_rows = _even_share(len(index), _WINDOW_ROWS) if rows is None else rows
+        self._starts = None
+        if shard_starts is not None:
+            self._starts = _as_rows("shard_starts", shard_starts, most=len(index))
+            if len(index) and (self._starts[0] != 0 or self._starts[-1] != len(index)):
+                raise ConfigError(
+                    f"shard_starts must begin with 0 and end with {len(index)}, got "
+                    f"{self._starts[0]} and {self._starts[-1]}."
+                )
+        self.windows = Windows(
+            len(index),
+            window_rows=self._window_rows,
+            starts=self._starts,
+            key=(settings.seed, settings.epoch) if settings.shuffle else None,
+            left_out=self.left_out,
         )
+        self.num_windows = self.windows.count
         self._kept: OrderedDict[int, Groups] = OrderedDict()
         self._counts: dict[int, int] = {}
+        self._ahead: tuple[int, Ahead[Groups]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": None}  # a thread can't be copied, and needn't be
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -128,10 +192,14 @@ class EpochOrder:
             "grouping": [self._grouping.name, self._grouping.version],
             "window_rows": self._window_rows,
             "index": self.index.fingerprint,
-            "version": _VERSION,
+            "version": _VERSION if self.num_windows > 1 else 1,
         }
         if not self._room:
             del facts["dummy_tokens"]  # it decides nothing
+        for name, rows in (("exclude", self.excluded), ("shards", self._starts)):
+            # with one window it is no matter where shards begin
+            if rows is not None and len(rows) and (name == "exclude" or self.num_windows > 1):
+                facts[name] = hashlib.blake2b(rows.astype("<i8").tobytes()).hexdigest()
         text = json.dumps(facts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -152,25 +220,31 @@ class EpochOrder:
             return self._kept[window]
         while len(self._kept) >= _WINDOWS_KEPT:
             self._kept.popitem(last=False)
-        groups = self._plan(int(self._windows[window]))
+        if self._ahead is not None and self._ahead[0] == window:
+            groups = self._ahead[1].result()
+            self._ahead = None
+        else:
+            groups = self._plan(window)
         self._kept[window] = groups
         self._counts[window] = len(groups)
         return groups
 
+    def plan_ahead(self, window: int) -> None:
+        """Begin to plan a window in a thread, if there is such a window and it isn't known."""
+        known = window in self._kept or (self._ahead is not None and self._ahead[0] == window)
+        if not known and 0 <= window < self.num_windows:
+            self._ahead = (window, Ahead(functools.partial(self._plan, window)))
+
     def _plan(self, window: int) -> Groups:
-        first = window * self._window_rows
-        end = min(first + self._window_rows, len(self.index))
-        tokens, tiles = self.index.num_tokens[first:end], self.index.num_tiles[first:end]
-        begin, stop = np.searchsorted(self.oversize, (first, end))
-        rows = np.arange(first, end, dtype=np.int64)
-        if stop > begin:
-            fits = np.ones(end - first, bool)
-            fits[self.oversize[begin:stop] - first] = False
-            rows, tokens, tiles = rows[fits], tokens[fits], tiles[fits]
+        rows = self.windows.rows(window)
         settings = self.settings
         key = (settings.seed, settings.epoch, _TAG_GROUPS, window)
         groups = self._grouping(
-            tokens, tiles, budget=settings.budget, key=key, dummy_tokens=self._room
+            self.index.num_tokens[rows],
+            self.index.num_tiles[rows],
+            budget=settings.budget,
+            key=key,
+            dummy_tokens=self._room,
         )
         return Groups(rows=rows[groups.rows], offsets=groups.offsets)
 
@@ -184,6 +258,20 @@ def check_integer(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise ConfigError(f"{name} must be an integer, got {value!r}.")
     return int(value)
+
+
+def _as_rows(name: str, given: npt.ArrayLike | None, *, most: int) -> Int64Array:
+    """Return rows as int64 (n,), rising, each once."""
+    array = np.asarray([] if given is None else given)
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ConfigError(f"{name} must hold rows, integers (n,), got {array.dtype} {array.shape}.")
+    rows: Int64Array = np.unique(array.astype(np.int64))
+    if rows[0] < 0 or rows[-1] > most:
+        wrong = rows[0] if rows[0] < 0 else rows[-1]
+        raise ConfigError(f"{name} must hold rows from 0 to {most}, got {wrong}.")
+    return rows
 
 
 def find_oversize(index: LengthIndex, budget: Budget, *, dummy_tokens: int = 0) -> Int64Array:

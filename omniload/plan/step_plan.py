@@ -44,6 +44,8 @@ def make_plan(
     uniform_modality: bool = False,
     dummy_tokens: int = 0,
     balance: Balance | None = None,
+    exclude: npt.ArrayLike | None = None,
+    shard_starts: npt.ArrayLike | None = None,
 ) -> StepPlan:
     """Plan an epoch: which rows each rank trains on, micro-step by micro-step.
 
@@ -63,8 +65,8 @@ def make_plan(
         shuffle: False: next fit in index order, whatever the grouping; steps are not rearranged.
         oversize: rows that don't fit the budget even alone: "error", or "drop" to leave them out,
             list them in `dropped` and log a warning.
-        window_rows: rows that are planned together, contiguous and in a seeded order; memory grows
-            with this and not with the data. None: all rows, or 4 million at most.
+        window_rows: rows that are planned together; memory and the time to the first step grow with
+            this and not with the data. None: all rows, or half a million at most.
         sync: when ranks wait for each other; the samples of a step are dealt to them so that they
             wait least. "step": at the optimizer (DDP, ZeRO-1 and 2). "micro-step": at each
             micro-batch (FSDP, ZeRO-3, pipelines). None: emission order.
@@ -74,6 +76,9 @@ def make_plan(
         dummy_tokens: with `uniform_modality`, room for a dummy document that each group without
             tiles keeps; a row that leaves less is over the budget.
         balance: rearranges steps instead of the balance that `sync` and `cost` ask for.
+        exclude: integers (n,), rows to leave out, for example bad ones; listed in `dropped` too.
+        shard_starts: integers (num_shards + 1,), first row of each shard, then the number of rows:
+            where there are several windows, each reads from few shards. None: not known.
 
     Returns:
         The plan; windows are planned when steps are asked for.
@@ -108,7 +113,7 @@ def make_plan(
     )
     if balance is None and shuffle:
         balance = chosen
-    order = EpochOrder(index, settings)
+    order = EpochOrder(index, settings, shard_starts=shard_starts, exclude=exclude)
     window, groups, micro_step = read_position(
         start, order, dp_world_size=sizes[0], accumulation=sizes[1], balance=balance
     )
@@ -135,7 +140,9 @@ class StepPlan:
         accumulation: micro-steps of a step A.
         first_micro_step: where step 0 goes on; above 0 only when `start` lay inside a step.
         balance: rearranges each step when it is asked for; None: emission order.
-        dropped: int64 (n,), rising, rows over the budget that `oversize="drop"` left out.
+        dropped: int64 (n,), rising, rows left out: over the budget with `oversize="drop"`, or
+            excluded.
+        excluded: int64 (n,), rising, those of them that the caller excluded.
     """
 
     def __init__(
@@ -151,7 +158,8 @@ class StepPlan:
         self.dp_world_size = dp_world_size
         self.accumulation = accumulation
         self.first_micro_step = first_micro_step
-        self.dropped = order.oversize
+        self.dropped = order.left_out
+        self.excluded = order.excluded
         self._order = order
         self._stream = GroupStream(order, first)
         self.balance = balance

@@ -54,7 +54,8 @@ class GroupStream:
     def take(self, begin: int, end: int) -> Groups:
         """Take the groups from `begin` to below `end`, fewer where the epoch ends.
 
-        A run may begin in one window and end in another.
+        A run may begin in one window and end in another. The window after it is begun to be planned
+        in a thread.
         """
         end = min(end, self.known(end))
         rows, sizes = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
@@ -62,6 +63,7 @@ class GroupStream:
             place = bisect_right(self._ends, begin)
             stop = min(end, self._ends[place])
             window = self._order.groups(self.first[0] + place)
+            self._order.plan_ahead(self.first[0] + place + 1)
             before = self._begin(place)
             offsets = window.offsets[begin - before : stop - before + 1]
             rows.append(window.rows[offsets[0] : offsets[-1]])
