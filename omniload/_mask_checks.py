@@ -6,17 +6,27 @@ Values are checked by the operators, on a CPU only: on a device a check would wa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from omniload._checks import check_choice, check_count, check_optional_count
 from omniload.errors import ConfigError
 
-__all__ = ["check_blocks", "check_intervals", "check_kind", "check_offsets", "check_values"]
+__all__ = [
+    "KINDS",
+    "check_blocks",
+    "check_intervals",
+    "check_kind",
+    "check_longest",
+    "check_offsets",
+    "check_tensor",
+    "check_values",
+    "check_window",
+]
 
-_KINDS = ("causal", "full", "prefix")
+KINDS = ("causal", "full", "prefix")
 _DEVICES = ("cpu", "cuda")
-#: Offsets are int32.
-_MAX_TOKENS = 2**31 - 1
 
 
 def check_offsets(cu_seqlens: torch.Tensor, num_tokens: int | None) -> int:
@@ -32,14 +42,31 @@ def check_offsets(cu_seqlens: torch.Tensor, num_tokens: int | None) -> int:
     Raises:
         ConfigError: another type, dtype, shape or device, or a number that can't be.
     """
-    _check_tensor("cu_seqlens", cu_seqlens)
+    check_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
-        raise ConfigError(f"cu_seqlens must be int32 (n + 1,), got {tuple(cu_seqlens.shape)}.")
+        raise ConfigError(
+            f"cu_seqlens must be int32 (n + 1,), got the shape {tuple(cu_seqlens.shape)}. A row "
+            "without documents has the one offset 0."
+        )
     if num_tokens is None:
-        num_tokens = int(cu_seqlens[-1])
-    if not 0 <= num_tokens <= _MAX_TOKENS:
-        raise ConfigError(f"num_tokens must be from 0 to {_MAX_TOKENS}, got {num_tokens}.")
-    return num_tokens
+        num_tokens = _last(cu_seqlens)
+    if isinstance(num_tokens, torch.SymInt):
+        return num_tokens
+    return check_count(
+        "num_tokens", num_tokens, of="tokens", remedy="It is the last of cu_seqlens.", or_none=True
+    )
+
+
+def _last(cu_seqlens: torch.Tensor) -> int:
+    """Read the last offset; inside of torch.compile that ends the graph."""
+    # torch leaves these untyped
+    dynamo: Any = torch._dynamo if torch.compiler.is_dynamo_compiling() else None
+    if dynamo is not None:
+        dynamo.graph_break(
+            msg="omniload.masks: the number of tokens lies in cu_seqlens, which torch.compile can't"
+            " look into. Give num_tokens=, the last offset as a Python integer (batch.num_tokens)."
+        )
+    return int(cu_seqlens[-1])
 
 
 def check_values(
@@ -66,19 +93,17 @@ def check_kind(
     Raises:
         ConfigError: they don't.
     """
-    if kind not in _KINDS:
-        raise ConfigError(f"kind must be one of {', '.join(map(repr, _KINDS))}, got {kind!r}.")
-    is_count = isinstance(window, int) and not isinstance(window, bool)
-    if window is not None and not (is_count and 1 <= window <= _MAX_TOKENS):
-        raise ConfigError(f"window must be from 1 to {_MAX_TOKENS} tokens or None, got {window}.")
+    check_choice("kind", kind, KINDS)
+    check_window(window)
     if (image_spans is not None) != (kind == "prefix"):
         raise ConfigError(
             "image_spans must be given for kind='prefix', and for no other: got "
-            f"{'them' if image_spans is not None else 'none'} with kind={kind!r}."
+            f"{'them' if image_spans is not None else 'none'} with kind={kind!r}. A batch has them "
+            "as batch.image_spans."
         )
     if image_spans is None:
         return
-    _check_tensor("image_spans", image_spans)
+    check_tensor("image_spans", image_spans)
     if image_spans.ndim != 2 or image_spans.shape[1] != 2:
         raise ConfigError(f"image_spans must be int32 (m, 2), got {tuple(image_spans.shape)}.")
     if image_spans.device != cu_seqlens.device:
@@ -88,14 +113,41 @@ def check_kind(
         )
 
 
+def check_window(window: int | None) -> int:
+    """Return the tokens of a sliding window, 0 for none.
+
+    Raises:
+        ConfigError: no such number.
+    """
+    return check_optional_count("window", window, least=1, of="token") or 0
+
+
+def check_longest(max_seqlen: int | None, cu_seqlens: torch.Tensor, num_tokens: int) -> int | None:
+    """Check the tokens of the longest document; against the documents where they lie on a CPU.
+
+    Raises:
+        ConfigError: no such number, or a longer document.
+    """
+    max_seqlen = check_optional_count("max_seqlen", max_seqlen, least=1, of="token")
+    is_known = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
+    if max_seqlen is not None and is_known and num_tokens:
+        longest = int(cu_seqlens.diff().max())
+        if longest > max_seqlen:
+            raise ConfigError(
+                f"max_seqlen must be at least the longest document: expected {longest} or more, "
+                f"got {max_seqlen}."
+            )
+    return max_seqlen
+
+
 def check_intervals(lo: torch.Tensor, hi: torch.Tensor) -> None:
     """Check the tensors of intervals, and on a CPU their values.
 
     Raises:
         ConfigError: they are none.
     """
-    _check_tensor("lo", lo)
-    _check_tensor("hi", hi)
+    check_tensor("lo", lo)
+    check_tensor("hi", hi)
     if lo.ndim != 1 or lo.shape != hi.shape or lo.device != hi.device:
         raise ConfigError(
             "lo and hi must be int32 (num_tokens,) on one device, got "
@@ -113,26 +165,36 @@ def check_blocks(block_size: int | tuple[int, int], num_tokens: int) -> tuple[in
     Raises:
         ConfigError: a size below 1, or a row without tokens, of which there is no mask.
     """
-    sizes = tuple(block_size) if isinstance(block_size, Sequence) else (block_size, block_size)
-    if len(sizes) != 2 or not all(isinstance(size, int) and size >= 1 for size in sizes):
+    is_pair = isinstance(block_size, Sequence) and not isinstance(block_size, str)
+    sizes = tuple(block_size) if is_pair else (block_size, block_size)
+    try:
+        q_block, kv_block = (check_count("block_size", size, least=1) for size in sizes)
+    except (ConfigError, ValueError):
         raise ConfigError(
             "block_size must be a number of tokens, or two, of queries and keys, at least 1: got "
-            f"{block_size!r}."
-        )
+            f"{block_size!r}. The kernels of torch want 128, or a power of 2 near it."
+        ) from None
     if num_tokens == 0:
         raise ConfigError("a block mask needs a row of at least 1 token, got 0.")
-    return sizes[0], sizes[1]
+    return q_block, kv_block
 
 
-def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+def check_tensor(name: str, tensor: Any, dtypes: Sequence[torch.dtype] = (torch.int32,)) -> None:
+    """Check that it is a tensor that can be read here, of one of the types.
+
+    Raises:
+        ConfigError: it isn't.
+    """
     if not isinstance(tensor, torch.Tensor):
         raise ConfigError(f"{name} must be a torch tensor, got {type(tensor).__name__}.")
-    if tensor.dtype != torch.int32:
+    if tensor.dtype not in dtypes:
+        wanted = ", as attention kernels want it" if len(dtypes) == 1 else ""
         raise ConfigError(
-            f"{name} must be int32, as attention kernels want it, got {tensor.dtype}."
+            f"{name} must be {' or '.join(str(d).removeprefix('torch.') for d in dtypes)}{wanted}, "
+            f"got {tensor.dtype}."
         )
-    if tensor.device.type not in _DEVICES:
+    if tensor.device.type not in _DEVICES or tensor.layout != torch.strided:
         raise ConfigError(
-            f"{name} must lie on a CPU or a CUDA device, got {tensor.device}. Compute on a CPU and "
-            "move the result."
+            f"{name} must lie on a CPU or a CUDA device as a dense tensor, got {tensor.device}, "
+            f"{tensor.layout}. Compute on a CPU and move the result."
         )

@@ -65,6 +65,8 @@ def fused_block_mask(
         return None
     if image_spans is not None and not (_is_plain(image_spans, 2) and image_spans.shape[1] == 2):
         return None
+    if reach is not None and (type(reach) is not int or reach < 1):
+        return None
     door = _door()
     if door is None:
         return None
@@ -72,6 +74,8 @@ def fused_block_mask(
     offsets = cu_seqlens.numpy()
     if num_tokens is None:
         num_tokens = int(offsets[-1]) if len(offsets) else 0
+    elif type(num_tokens) is not int:
+        return None
     rows, columns = -(-num_tokens // q_block), -(-num_tokens // kv_block)
     in_row, in_column = columns, rows
     if compact:

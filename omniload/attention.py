@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from omniload import masks
+from omniload._checks import check_choice, check_count, check_flag, check_optional_count
 from omniload.errors import ConfigError
 
 __all__ = ["BACKENDS", "AttentionOptions", "AttentionRow", "attention_arguments"]
@@ -75,45 +76,37 @@ def attention_arguments(
     row: AttentionRow, backend: str, options: AttentionOptions
 ) -> dict[str, Any]:
     """Return the keyword arguments for a backend; see `PackedBatch.attention`."""
-    if backend not in BACKENDS:
-        raise ConfigError(
-            f"backend must be one of {', '.join(map(repr, BACKENDS))}, got {backend!r}."
-        )
+    check_choice("backend", backend, tuple(BACKENDS))
     build, reads, kinds = BACKENDS[backend]
     for option in fields(options):
-        name = option.name
-        if name not in ("kind", *reads) and getattr(options, name) != option.default:
+        name, value = option.name, getattr(options, option.name)
+        is_default = type(value) is type(option.default) and value == option.default
+        if name not in ("kind", *reads) and not is_default:
+            takes = f"only {', '.join(('kind', *reads))}"
             raise ConfigError(
-                f"attention({backend!r}) must be given its own options, {', '.join(reads)}: got "
-                f"{name}={getattr(options, name)!r}{_REMEDIES.get((backend, name), '')}."
+                f"attention({backend!r}) must be given options that it reads, {takes}: got "
+                f"{name}={value!r}{_REMEDIES.get((backend, name), '')}."
             )
-    if options.kind not in kinds:
-        raise ConfigError(
-            f"kind must be one of {', '.join(map(repr, kinds))} for {backend!r}, got "
-            f"{options.kind!r}. 'flex', 'sdpa' and 'flashmask' can do every kind."
-        )
+    check_choice(
+        "kind", options.kind, kinds,
+        f"{backend!r} can do no other; 'flex', 'sdpa' and 'flashmask' can do every kind.",
+    )  # fmt: skip
     if options.kind == "full" and row.document_multiple > 1 and backend != "megatron":
         raise ConfigError(
             "documents must not hold padding where tokens see what comes after them: got "
             f"kind='full' with document_multiple={row.document_multiple}. Use 'megatron', which "
             "knows real and padded offsets, or pad the row only."
         )
-    window = options.window
-    if window is not None and (isinstance(window, bool) or window < 1):
-        raise ConfigError(f"window must be at least 1 token, or None, got {window!r}.")
+    check_optional_count("window", options.window, least=1, of="token")
     return build(row, options)
 
 
 def _longest(row: AttentionRow, options: AttentionOptions) -> int:
-    longest = options.max_seqlen
-    if longest is None:
-        return row.max_seqlen
-    if isinstance(longest, bool) or not isinstance(longest, int) or longest < row.max_seqlen:
-        raise ConfigError(
-            "max_seqlen must be a Python integer of at least the longest document: expected "
-            f"{row.max_seqlen} or more, got {longest!r}."
-        )
-    return longest
+    longest = check_optional_count(
+        "max_seqlen", options.max_seqlen, least=row.max_seqlen,
+        of="tokens, as the longest document has",
+    )  # fmt: skip
+    return row.max_seqlen if longest is None else longest
 
 
 def _window_size(options: AttentionOptions) -> tuple[int, int]:
@@ -186,11 +179,12 @@ def _flex(row: AttentionRow, options: AttentionOptions) -> dict[str, Any]:
 
 
 def _sdpa(row: AttentionRow, options: AttentionOptions) -> dict[str, Any]:
-    if row.num_tokens > options.max_tokens:
+    most = check_count("max_tokens", options.max_tokens, least=1, of="token")
+    if row.num_tokens > most:
         item = 1 if options.dtype is None else options.dtype.itemsize
         size = row.num_tokens**2 * item / 2**20
         raise ConfigError(
-            f"a dense mask must be of at most {options.max_tokens} tokens: got {row.num_tokens}, "
+            f"a dense mask must be of at most {most} tokens: got {row.num_tokens}, "
             f"which takes {size:.0f} MiB. Use 'flex', 'flash' or 'torch_varlen', whose metadata "
             "grows with the tokens; or raise max_tokens=."
         )
@@ -215,24 +209,27 @@ def _transformers(row: AttentionRow, options: AttentionOptions) -> dict[str, Any
         "max_length_k": longest,
         "use_cache": False,
     }
-    if options.seq_idx:
+    if check_flag("seq_idx", options.seq_idx):
         found["seq_idx"] = masks.segment_ids(row.cu_seqlens, num_tokens=row.num_tokens)[None] - 1
     return found
 
 
-def _with_mrope(positions: torch.Tensor, mrope: torch.Tensor) -> torch.Tensor:
+def _with_mrope(positions: torch.Tensor, mrope: Any) -> torch.Tensor:
     num_tokens = positions.shape[1]
-    if tuple(mrope.shape) not in ((3, num_tokens), (3, 1, num_tokens)) or mrope.is_floating_point():
+    shapes = ((3, num_tokens), (3, 1, num_tokens))
+    is_tensor = isinstance(mrope, torch.Tensor)
+    if not is_tensor or mrope.dtype not in _INTEGERS or tuple(mrope.shape) not in shapes:
+        got = f"{mrope.dtype} {tuple(mrope.shape)}" if is_tensor else type(mrope).__name__
         raise ConfigError(
-            f"mrope_position_ids must be integers (3, {num_tokens}) or (3, 1, {num_tokens}), got "
-            f"{mrope.dtype} {tuple(mrope.shape)}."
+            f"mrope_position_ids must be a tensor of integers, {shapes[0]} or {shapes[1]}, got "
+            f"{got}. omniload.packing.mrope_position_ids makes them."
         )
     rows = mrope.reshape(3, 1, num_tokens).to(positions.device, torch.int64)
     return torch.cat([positions[None], rows])
 
 
 def _megatron(row: AttentionRow, options: AttentionOptions) -> dict[str, Any]:
-    ranks = options.context_parallel
+    ranks = check_count("context_parallel", options.context_parallel, least=1, of="rank")
     needed = 2 * ranks if ranks > 1 else 1
     if row.document_multiple % needed:
         raise ConfigError(
@@ -278,6 +275,7 @@ BACKENDS: dict[str, _Backend] = {
     "xformers": (_xformers, (), _PLAIN),
 }
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _REMEDIES = {
     ("transformers", "window"): ". The model's config has the window",
     ("megatron", "window"): ". Megatron's own config has the window",

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from omniload._mask_checks import check_intervals, check_kind, check_offsets, check_values
+from omniload._checks import check_count, check_device, check_flag, check_optional_count
+from omniload._mask_checks import (
+    check_blocks,
+    check_intervals,
+    check_kind,
+    check_longest,
+    check_offsets,
+    check_values,
+    check_window,
+)
 from omniload._mask_native import fused_block_mask
 from omniload._mask_tensors import block_mask_of
 from omniload.kernels import ops
@@ -42,17 +51,24 @@ def segment_ids(
     Args:
         cu_seqlens: int32 (n + 1,), where the documents begin; the last is the number of tokens.
         num_tokens: the last offset, if it is known: on a device it need not be waited for then.
-        num_documents: documents after the first so many are padding. None: none is.
+            Inside of torch.compile(fullgraph=True) it must be given, since the size of the result
+            follows from it.
+        num_documents: documents after the first so many are padding, at most all. None: none is.
 
     Returns:
         int32 (num_tokens,), from 1; 0 is padding.
 
     Raises:
-        ConfigError: offsets that are none.
+        ConfigError: offsets that are none, or more documents than there are.
     """
     num_tokens = check_offsets(cu_seqlens, num_tokens)
+    most = cu_seqlens.shape[0] - 1
     if num_documents is None:
-        num_documents = len(cu_seqlens) - 1
+        num_documents = most
+    else:
+        num_documents = check_count(
+            "num_documents", num_documents, most=most, of="documents of the row", or_none=True
+        )
     return ops.token_ids(cu_seqlens, num_tokens, num_documents)[0]
 
 
@@ -105,6 +121,8 @@ def intervals(
             order of the tokens, without overlap, inside one document each.
         window: tokens of a sliding window, at least 1. None: no window.
         num_tokens: the last offset, if it is known: on a device it need not be waited for then.
+            Inside of torch.compile(fullgraph=True) it must be given, since the size of the result
+            follows from it.
 
     Returns:
         lo and hi, int32 (num_tokens,) each, on the device of the offsets.
@@ -117,7 +135,7 @@ def intervals(
     """
     check_kind(kind, cu_seqlens, image_spans, window)
     num_tokens = check_offsets(cu_seqlens, num_tokens)
-    return ops.intervals(cu_seqlens, image_spans, num_tokens, kind, window or 0)
+    return ops.intervals(cu_seqlens, image_spans, num_tokens, kind, check_window(window))
 
 
 def dense(
@@ -227,7 +245,9 @@ def block_mask(
 
     Cost: O(num_tokens), and the size of the index lists.
     """
-    if device is None or torch.device(device).type == "cpu":
+    check_flag("compact", compact)
+    target = None if device is None else check_device(device, ("cpu", "cuda"))
+    if target is None or target.type == "cpu":
         found = fused_block_mask(
             cu_seqlens,
             kind,
@@ -242,14 +262,16 @@ def block_mask(
             return found
     check_kind(kind, cu_seqlens, image_spans, window)
     num_tokens = check_offsets(cu_seqlens, num_tokens)
-    if device is not None and torch.device(device) != cu_seqlens.device:
+    check_blocks(block_size, num_tokens)
+    max_seqlen = check_longest(max_seqlen, cu_seqlens, num_tokens)
+    if target is not None and target != cu_seqlens.device:
         if cu_seqlens.device.type == "cpu":
             check_values(cu_seqlens, image_spans, num_tokens)
             if max_seqlen is None and compact:
-                max_seqlen = int(cu_seqlens.diff().max()) if num_tokens else 0
-        cu_seqlens = cu_seqlens.to(device, non_blocking=True)
-        image_spans = None if image_spans is None else image_spans.to(device, non_blocking=True)
-    lo, hi = ops.intervals(cu_seqlens, image_spans, num_tokens, kind, window or 0)
+                max_seqlen = int(cu_seqlens.diff().max())
+        cu_seqlens = cu_seqlens.to(target, non_blocking=True)
+        image_spans = None if image_spans is None else image_spans.to(target, non_blocking=True)
+    lo, hi = ops.intervals(cu_seqlens, image_spans, num_tokens, kind, check_window(window))
     return block_mask_of(lo, hi, block_size, compact=compact, reach=max_seqlen)
 
 
@@ -278,4 +300,6 @@ def block_mask_from_intervals(
             query out.
     """
     check_intervals(lo, hi)
+    check_flag("compact", compact)
+    max_seqlen = check_optional_count("max_seqlen", max_seqlen, least=1, of="token")
     return block_mask_of(lo, hi, block_size, compact=compact, reach=max_seqlen)

@@ -223,7 +223,7 @@ def test_max_seqlen_can_be_held_constant():
     batch = pack(SAMPLES)
     assert batch.attention("flash", max_seqlen=4096)["max_seqlen_k"] == 4096
     for wrong in (batch.max_seqlen - 1, 4096.0, torch.tensor(4096)):
-        with pytest.raises(ConfigError, match="max_seqlen must be a Python integer"):
+        with pytest.raises(ConfigError, match=rf"max_seqlen must be an integer of at least {batch.max_seqlen}"):
             batch.attention("flash", max_seqlen=wrong)
 
 
@@ -251,7 +251,7 @@ def test_mrope_positions_get_the_text_row_before_them(shape):
     assert found.dtype == torch.int64
     assert torch.equal(found[0, 0], batch.position_ids)
     assert torch.equal(found[1:].flatten(), mrope.long())
-    with pytest.raises(ConfigError, match="mrope_position_ids must be integers"):
+    with pytest.raises(ConfigError, match="mrope_position_ids must be a tensor of integers"):
         batch.attention("transformers", mrope_position_ids=mrope.reshape(-1, 3))
 
 
@@ -312,7 +312,7 @@ def test_tokens_that_see_ahead_must_not_see_padding():
     [
         ("flsh", {}, "backend must be one of 'flash', 'torch_varlen', 'flex'"),
         ("flash", {"kind": "cuasal"}, "kind must be one of 'causal', 'full'"),
-        ("flash", {"window": 0}, "window must be at least 1"),
+        ("flash", {"window": 0}, "window must be an integer of at least 1"),
         ("flash", {"block_size": 64}, "got block_size=64"),
         ("flex", {"max_seqlen": 64}, "got max_seqlen=64"),
         ("transformers", {"window": 64}, "The model's config has the window"),
