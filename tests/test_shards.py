@@ -245,16 +245,18 @@ def test_damage_anywhere_in_a_shard_is_our_error_or_harmless_never_a_crash(tmp_p
     assert int(done.stdout) > 30
 
 
-def test_a_damaged_offset_is_found_before_it_is_followed(tmp_path):
+@pytest.mark.parametrize("value", [2**31 - 8, -4, 10**6])
+def test_a_damaged_offset_is_found_before_it_is_followed(tmp_path, value):
     make_shards(tmp_path, 40)
     path = tmp_path / "shard-00000-000.arrow"
     shards = open_shards(tmp_path)
     lengths = np.cumsum([0, *shards.index.num_tokens[:32]]).astype(np.int32).tobytes()
     data = path.read_bytes()
     at = data.index(lengths)
-    damaged = data[: at + 8] + (2**31 - 8).to_bytes(4, "little") + data[at + 12 :]
-    path.write_bytes(damaged)
+    path.write_bytes(data[: at + 8] + value.to_bytes(4, "little", signed=True) + data[at + 12 :])
     shards = open_shards(tmp_path)
-    with pytest.raises(ShardError, match=r"shard-00000-000.arrow is damaged: batch 0"):
-        shards.read(3)
-    assert shards.read(35).row == 35  # another batch is untouched
+    for row in (1, 2):  # the row that it ends, and the one that it starts
+        with pytest.raises(ShardError, match=f"shard-00000-000.arrow is damaged: row {row}: off"):
+            shards.read(row)
+    assert shards.read(35).row == 35  # others are untouched
+    assert shards.read(3).row == 3

@@ -1,10 +1,12 @@
-"""One mapped shard: its batches, checked once, then read through NumPy views."""
+"""One mapped shard: its rows are cut out of the memory map, every offset checked before use."""
 
 from __future__ import annotations
 
 import mmap
+import struct
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +14,26 @@ import pyarrow as pa
 
 from omniload.errors import ShardError
 from omniload.shards.arrow import shard_schema
+from omniload.shards.layout import BatchLayout, batch_blocks, batch_layout
 from omniload.shards.manifest import ShardInfo
 from omniload.types import Message, Record
 
-__all__ = ["OpenedShard", "RowBatch", "damaged", "map_file", "open_arrow"]
+__all__ = ["OpenedShard", "damaged", "map_file", "open_arrow"]
 
 Int32Array = npt.NDArray[np.int32]
 
-_INT_LISTS = ("image_sizes", "image_num_tiles", "image_spans", "input_ids", "labels")
-_EMPTY = np.zeros(0, np.int32)
-_NO_ENDS = memoryview(bytes(8)).cast("q")
+#: a layout takes 4 kB, and is read again in 8 us
+_MAX_LAYOUTS = 16
+
+# number of each column's first buffer; every column starts with a bitmap of what is null
+_KEY, _SOURCE = 0, 3
+_IMAGE_SIZES, _IMAGE_NUM_TILES, _IMAGE_SPANS, _INPUT_IDS, _LABELS = 12, 16, 20, 24, 28
+_MESSAGES = 32
+_NUM_MESSAGE_BUFFERS = 11
+_NUM_IMAGE_BUFFERS = 5
+
+_pair = struct.Struct("<ii").unpack_from
+_long_pair = struct.Struct("<qq").unpack_from
 
 
 def damaged(path: Path, what: str) -> ShardError:
@@ -32,8 +44,8 @@ def damaged(path: Path, what: str) -> ShardError:
     )
 
 
-def map_file(path: Path, info: ShardInfo) -> Any:
-    """Map a file of the set into memory, as a pyarrow buffer.
+def map_file(path: Path, info: ShardInfo) -> mmap.mmap:
+    """Map a file of the set into memory.
 
     Raises:
         ShardError: it can't be read, or is not of the size that the manifest says.
@@ -46,176 +58,198 @@ def map_file(path: Path, info: ShardInfo) -> Any:
         raise ShardError(f"{path} can't be read: {error}. Copy the shards again.") from None
     if len(mapped) != info.num_bytes:
         raise damaged(path, f"it must have {info.num_bytes} bytes, got {len(mapped)}")
-    return pa.py_buffer(mapped)
+    return mapped
 
 
-def open_arrow(path: Path, buffer: Any) -> Any:
+def open_arrow(path: Path, data: mmap.mmap) -> Any:
     """Open mapped bytes as an Arrow file.
 
     Raises:
         ShardError: its footer or schema is damaged.
     """
     try:
-        return pa.ipc.open_file(pa.BufferReader(buffer))
+        return pa.ipc.open_file(pa.BufferReader(pa.py_buffer(data)))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(path, f"its Arrow footer can't be read ({error})") from None
 
 
 class OpenedShard:
-    """One mapped shard; parses its batches.
+    """One mapped shard.
 
     Args:
-        folder: where it lies.
+        path: the file.
         info: its line in the manifest.
+        data: its bytes.
 
     Raises:
-        ShardError: it is missing or damaged.
+        ShardError: it is damaged.
     """
 
-    def __init__(self, folder: Path, info: ShardInfo) -> None:
-        self._path = folder / info.name
+    def __init__(self, path: Path, info: ShardInfo, data: mmap.mmap) -> None:
+        self._path = path
         self._info = info
-        self._file = open_arrow(self._path, map_file(self._path, info))
-        schema = self._file.schema
+        self._data = data
+        schema = open_arrow(path, data).schema
         self._has_messages = "messages" in schema.names
         if schema != shard_schema(with_messages=self._has_messages):
-            raise damaged(self._path, "its columns are not those of a shard")
+            raise damaged(path, "its columns are not those of a shard")
         try:
-            self.rows_per_batch = int((schema.metadata or {})[b"omniload.rows_per_batch"])
+            self._rows_per_batch = int((schema.metadata or {})[b"omniload.rows_per_batch"])
         except (KeyError, ValueError):
-            raise damaged(self._path, "omniload.rows_per_batch is not in its schema") from None
-        batches = -(-info.num_rows // max(self.rows_per_batch, 1))
-        if self.rows_per_batch < 1 or batches != self._file.num_record_batches:
-            raise damaged(
-                self._path, f"it must have {batches} batches, got {self._file.num_record_batches}"
-            )
-
-    def batch(self, number: int) -> RowBatch:
-        """Parse a batch, and check every offset in it.
-
-        Raises:
-            ShardError: it is damaged.
-        """
+            raise damaged(path, "omniload.rows_per_batch is not in its schema") from None
         try:
-            batch = self._file.get_batch(number)
-            # offsets that point outside would be read blindly: this looks at all of them
-            batch.validate(full=True)
-            expected = min(self.rows_per_batch, self._info.num_rows - number * self.rows_per_batch)
-            if batch.num_rows != expected:
-                raise ValueError(f"it must have {expected} rows, got {batch.num_rows}")
-            return RowBatch(batch, has_messages=self._has_messages)
-        except (pa.ArrowException, OSError, ValueError, TypeError, IndexError) as error:
-            raise damaged(self._path, f"batch {number}: {error}") from None
+            self._blocks = batch_blocks(data)
+        except (ValueError, struct.error) as error:
+            raise damaged(path, f"{error}") from None
+        batches = -(-info.num_rows // max(self._rows_per_batch, 1))
+        if self._rows_per_batch < 1 or batches != len(self._blocks):
+            raise damaged(path, f"it must have {batches} batches, got {len(self._blocks)}")
+        self._ints = np.frombuffer(data, np.int32, len(data) // 4)
+        self._images = _MESSAGES + (_NUM_MESSAGE_BUFFERS if self._has_messages else 0)
+        # of this shard alone, and without a reference to it, so that its map goes when it goes
+        self._layout = lru_cache(_MAX_LAYOUTS)(
+            _Layouts(data, self._blocks, self._rows_per_batch, info.num_rows, self._has_messages)
+        )
 
-
-class _Texts:
-    """A validated string column, cut without pyarrow's per-value objects."""
-
-    def __init__(self, offsets: Any, data: Any, rows: int) -> None:
-        self._offsets = _offsets(offsets, rows + 1)
-        self._data = _bytes(data)
-
-    def __getitem__(self, row: int) -> str:
-        return str(self._data[self._offsets[row] : self._offsets[row + 1]], "utf-8")
-
-
-class RowBatch:
-    """NumPy views of one record batch that has been validated."""
-
-    def __init__(self, batch: Any, *, has_messages: bool) -> None:
-        rows = batch.num_rows
-        # the buffers of a column and of all in it, in one call; offsets as memoryviews, which are
-        # made and indexed several times faster than arrays
-        buffers = {name: batch.column(name).buffers() for name in batch.schema.names}
-        _, offsets, data = buffers["key"]
-        self._keys = _Texts(offsets, data, rows)
-        _, offsets, data = buffers["source"]
-        self._sources = _Texts(offsets, data, rows)
-        self._lists: dict[str, tuple[memoryview[int], Int32Array]] = {}
-        for name in _INT_LISTS:
-            _, offsets, _, data = buffers[name]
-            starts = _offsets(offsets, rows + 1)
-            self._lists[name] = (starts, _ints(data, starts[rows]))
-        _, offsets, _, ends, data = buffers["images"]
-        self._image_offsets = _offsets(offsets, rows + 1)
-        count = self._image_offsets[rows]
-        self._image_ends = _offsets(ends, count + 1, "q") if count else _NO_ENDS
-        self._image_data = _bytes(data)
-        self._messages = _Messages(buffers["messages"], rows) if has_messages else None
-
-    def record(self, row: int, *, row_number: int, shard: str) -> Record:
-        """Cut one row out.
+    def record(self, local: int, *, row: int) -> Record:
+        """Cut one row out; arrays are views of the map, image files are copied.
 
         Args:
-            row: its number in the batch.
-            row_number: its number in the set.
-            shard: name of the file.
+            local: its number in the shard.
+            row: its number in the set.
 
         Raises:
-            ValueError: text that is not UTF-8, or pairs that are not pairs.
+            ShardError: what is around it is damaged.
         """
+        number, place = divmod(local, self._rows_per_batch)
+        try:
+            layout = self._layout(number)
+        except (ValueError, struct.error) as error:
+            raise damaged(self._path, f"batch {number}: {error}") from None
+        try:
+            return self._cut(layout, place, row)
+        except (ValueError, struct.error) as error:
+            raise damaged(self._path, f"row {row}: {error}") from None
+
+    def _cut(self, layout: BatchLayout, place: int, row: int) -> Record:
+        rows = _Rows(self._data, self._ints, layout)
         return Record(
-            row=row_number,
-            key=self._keys[row],
-            source=self._sources[row],
-            shard=shard,
-            images=self._row_images(row),
-            image_sizes=self._row_ints("image_sizes", row).reshape(-1, 2),
-            image_num_tiles=self._row_ints("image_num_tiles", row),
-            image_spans=self._row_ints("image_spans", row).reshape(-1, 2),
-            input_ids=self._row_ints("input_ids", row),
-            labels=self._row_ints("labels", row),
-            messages=self._row_messages(row),
+            row=row,
+            key=rows.text(_KEY, place),
+            source=rows.text(_SOURCE, place),
+            shard=self._info.name,
+            images=rows.images(self._images, place),
+            image_sizes=rows.ints(_IMAGE_SIZES, place).reshape(-1, 2),
+            image_num_tiles=rows.ints(_IMAGE_NUM_TILES, place),
+            image_spans=rows.ints(_IMAGE_SPANS, place).reshape(-1, 2),
+            input_ids=rows.ints(_INPUT_IDS, place),
+            labels=rows.ints(_LABELS, place),
+            messages=rows.messages(place) if self._has_messages else None,
         )
 
-    def _row_ints(self, name: str, row: int) -> Int32Array:
-        offsets, values = self._lists[name]
-        return values[offsets[row] : offsets[row + 1]]
 
-    def _row_images(self, row: int) -> tuple[bytes, ...]:
-        first, last = self._image_offsets[row], self._image_offsets[row + 1]
-        ends = self._image_ends
-        return tuple(bytes(self._image_data[ends[i] : ends[i + 1]]) for i in range(first, last))
+class _Layouts:
+    """Reads the layout of a batch, by its number."""
 
-    def _row_messages(self, row: int) -> tuple[Message, ...] | None:
-        return None if self._messages is None else self._messages.of_row(row)
+    def __init__(
+        self,
+        data: mmap.mmap,
+        blocks: list[tuple[int, int, int]],
+        rows_per_batch: int,
+        num_rows: int,
+        has_messages: bool,
+    ) -> None:
+        self._data = data
+        self._blocks = blocks
+        self._rows_per_batch = rows_per_batch
+        self._num_rows = num_rows
+        messages = _NUM_MESSAGE_BUFFERS if has_messages else 0
+        self._num_buffers = _MESSAGES + messages + _NUM_IMAGE_BUFFERS
+
+    def __call__(self, number: int) -> BatchLayout:
+        layout = batch_layout(self._data, self._blocks[number], self._num_buffers)
+        expected = min(self._rows_per_batch, self._num_rows - number * self._rows_per_batch)
+        if layout.num_rows != expected:
+            raise ValueError(f"it must have {expected} rows, got {layout.num_rows}")
+        return layout
 
 
-class _Messages:
-    """The conversations of a batch."""
+class _Rows:
+    """The columns of a record batch, cut at a row.
 
-    def __init__(self, buffers: list[Any], rows: int) -> None:
-        _, offsets, _, _, role, role_data, _, content, content_data, has_weight, weight = buffers
-        self._offsets = _offsets(offsets, rows + 1)
-        count = self._offsets[rows]
-        self._roles = _Texts(role, role_data, count) if count else None
-        self._contents = _Texts(content, content_data, count) if count else None
-        self._weights = _bytes(weight)
-        self._has_weight = None if has_weight is None else memoryview(has_weight)
+    A column of lists or texts has a buffer that says what is null (nothing is), then int32 offsets,
+    then what lies inside; where each is comes from `layout`. All accesses go through the map, which
+    checks them too: no damage leads outside the file.
+    """
 
-    def of_row(self, row: int) -> tuple[Message, ...]:
-        if self._roles is None or self._contents is None:
+    __slots__ = ("_base", "_buffers", "_data", "_ints")
+
+    def __init__(self, data: mmap.mmap, ints: Int32Array, layout: BatchLayout) -> None:
+        self._data = data
+        self._ints = ints
+        _, self._base, self._buffers = layout
+
+    def text(self, column: int, place: int) -> str:
+        first, last = self._bounds(column + 1, place, column + 2, 1)
+        return self._data[first:last].decode()
+
+    def ints(self, column: int, place: int) -> Int32Array:
+        first, last = self._bounds(column + 1, place, column + 3, 4)
+        if first & 3:
+            raise ValueError("integers must be aligned")
+        return self._ints[first >> 2 : last >> 2]
+
+    def images(self, column: int, place: int) -> tuple[bytes, ...]:
+        # the items are 64-bit offsets, one more than images, into the bytes of the files
+        first, last = self._bounds(column + 1, place, column + 3, 8)
+        if first == last:
             return ()
+        offsets, size = self._buffer(column + 3)
+        if last + 8 > offsets + size:
+            raise ValueError("an offset lies outside its buffer")
+        base, size = self._buffer(column + 4)
+        found = []
+        for at in range(first, last, 8):
+            start, stop = _long_pair(self._data, at)
+            if not 0 <= start <= stop <= size:
+                raise ValueError(f"offsets {start} to {stop} point outside their buffer")
+            found.append(self._data[base + start : base + stop])
+        return tuple(found)
+
+    def messages(self, place: int) -> tuple[Message, ...]:
+        # buffers: list (2), struct (1), role (3), content (3), weight: bits of what is known (1),
+        # 8-bit values (1)
+        role, content, weight = _MESSAGES + 3, _MESSAGES + 6, _MESSAGES + 10
+        first, last = self._bounds(_MESSAGES + 1, place, weight, 1)
+        weights, _ = self._buffer(weight)
         return tuple(
-            Message(role=self._roles[i], content=self._contents[i], weight=self._weight(i))
-            for i in range(self._offsets[row], self._offsets[row + 1])
+            Message(
+                role=self.text(role, at),
+                content=self.text(content, at),
+                weight=self._data[weights + at] if self._is_known(at) else None,
+            )
+            for at in range(first - weights, last - weights)
         )
 
-    def _weight(self, i: int) -> int | None:
-        known = self._has_weight is None or self._has_weight[i >> 3] >> (i & 7) & 1
-        return self._weights[i] if known else None
+    def _is_known(self, at: int) -> bool:
+        bits, size = self._buffer(_MESSAGES + 9)
+        if not size:  # all are
+            return True
+        if at >> 3 >= size:
+            raise ValueError("a bit lies outside its buffer")
+        return bool(self._data[bits + (at >> 3)] >> (at & 7) & 1)
 
+    def _buffer(self, number: int) -> tuple[int, int]:
+        """Where a buffer starts in the file, and its size."""
+        return self._base + self._buffers[2 * number], self._buffers[2 * number + 1]
 
-def _offsets(buffer: Any, count: int, kind: Literal["i", "q"] = "i") -> memoryview[int]:
-    view = memoryview(buffer).cast(kind)
-    if len(view) < count:
-        raise ValueError(f"{count} offsets expected, got {len(view)}")
-    return view
-
-
-def _ints(buffer: Any, count: int) -> Int32Array:
-    return np.frombuffer(buffer, np.int32, count=count) if count else _EMPTY
-
-
-def _bytes(buffer: Any) -> memoryview:
-    return memoryview(b"" if buffer is None else buffer)
+    def _bounds(self, number: int, place: int, child: int, width: int) -> tuple[int, int]:
+        """Find first and last byte of a row in a child buffer, after checking both offsets."""
+        base, buffers = self._base, self._buffers
+        if 4 * place + 8 > buffers[2 * number + 1]:
+            raise ValueError("an offset lies outside its buffer")
+        first, last = _pair(self._data, base + buffers[2 * number] + 4 * place)
+        if not 0 <= first <= last or width * last > buffers[2 * child + 1]:
+            raise ValueError(f"offsets {first} to {last} point outside their buffer")
+        start = base + buffers[2 * child]
+        return start + width * first, start + width * last

@@ -1,0 +1,120 @@
+"""Where the columns of a record batch lie in its file: the metadata of Arrow, read by hand.
+
+pyarrow needs 60 us to make the objects of a batch, which is too long for one row of it; the numbers
+alone take a tenth. Everything is read through Python's own buffers, which check each access, and
+nothing is allocated for a size that the file claims: damage can lead to an error, never outside.
+
+Format: https://arrow.apache.org/docs/format/Columnar.html (IPC file format) and its flatbuffers.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from operator import add
+from typing import NamedTuple
+
+__all__ = ["BatchLayout", "batch_blocks", "batch_layout"]
+
+_MAGIC = b"ARROW1"
+_RECORD_BATCH = 3  # of the union MessageHeader
+
+_int32 = struct.Struct("<i").unpack_from
+_int64 = struct.Struct("<q").unpack_from
+_uint16 = struct.Struct("<H").unpack_from
+_uint32 = struct.Struct("<I").unpack_from
+_block = struct.Struct("<qiiq").unpack_from
+
+
+class BatchLayout(NamedTuple):
+    """One record batch.
+
+    Args:
+        num_rows: its rows.
+        base: byte in the file where its body starts.
+        buffers: (2 * number of buffers,): byte in the body where each buffer starts, and its size,
+            in the order of the schema.
+    """
+
+    num_rows: int
+    base: int
+    buffers: tuple[int, ...]
+
+
+def batch_blocks(data: mmap.mmap) -> list[tuple[int, int, int]]:
+    """Read where the record batches of a file lie: (start, metadata bytes, body bytes).
+
+    Raises:
+        ValueError: the footer is damaged.
+        struct.error: likewise.
+    """
+    size = len(data)
+    if size < 20 or data[-6:] != _MAGIC or data[:6] != _MAGIC:
+        raise ValueError("it doesn't start and end as an Arrow file")
+    (footer_size,) = _int32(data, size - 10)
+    footer = size - 10 - footer_size
+    if footer_size < 4 or footer < 8:
+        raise ValueError(f"its footer can't have {footer_size} bytes")
+    table = _follow(data, footer)
+    batches = _fields(data, table, 4)[3]
+    if not batches:
+        return []
+    vector = _follow(data, batches)
+    (count,) = _uint32(data, vector)
+    if vector + 4 + 24 * count > size:
+        raise ValueError(f"its footer can't name {count} batches")
+    blocks = []
+    for at in range(vector + 4, vector + 4 + 24 * count, 24):
+        start, metadata, _, body = _block(data, at)
+        if min(start, metadata, body) < 0 or start + metadata + body > footer:
+            raise ValueError("its footer names a batch outside the file")
+        blocks.append((start, metadata, body))
+    return blocks
+
+
+def batch_layout(data: mmap.mmap, block: tuple[int, int, int], num_buffers: int) -> BatchLayout:
+    """Read where the buffers of a record batch lie.
+
+    Args:
+        data: the file.
+        block: of `batch_blocks`.
+        num_buffers: buffers that the schema has.
+
+    Raises:
+        ValueError: the metadata is damaged, or of another schema.
+        struct.error: likewise.
+    """
+    start, metadata, body_size = block
+    message = _follow(data, start + 8)  # behind the mark of a message and the size of its metadata
+    _, kind, header, size = _fields(data, message, 4)
+    if not (kind and header and size) or data[kind] != _RECORD_BATCH:
+        raise ValueError("its message is not a record batch")
+    if _int64(data, size)[0] != body_size:
+        raise ValueError("footer and message disagree about the size of its body")
+    rows, _, vector, compression = _fields(data, _follow(data, header), 4)
+    if not rows or not vector or compression:
+        raise ValueError("it must have rows and buffers that are not compressed")
+    vector = _follow(data, vector)
+    (count,) = _uint32(data, vector)
+    if count != num_buffers:
+        raise ValueError(f"it must have {num_buffers} buffers, got {count}")
+    buffers = struct.unpack_from(f"<{2 * num_buffers}q", data, vector + 4)
+    if min(buffers) < 0 or max(map(add, buffers[::2], buffers[1::2])) > body_size:
+        raise ValueError("one of its buffers lies outside")
+    return BatchLayout(_int64(data, rows)[0], start + metadata, buffers)
+
+
+def _follow(data: mmap.mmap, at: int) -> int:
+    """Follow an offset of flatbuffers; it is unsigned, so this goes forwards only."""
+    return at + int(_uint32(data, at)[0])
+
+
+def _fields(data: mmap.mmap, table: int, count: int) -> list[int]:
+    """Find the first fields of a table: their places; 0: it is not there."""
+    vtable = table - _int32(data, table)[0]
+    if vtable < 0:  # unpack_from would count it from the end
+        raise ValueError("a table lies outside the file")
+    known = min(_uint16(data, vtable)[0] // 2 - 2, count)
+    offsets = struct.unpack_from(f"<{max(known, 0)}H", data, vtable + 4)
+    places = [table + offset if offset else 0 for offset in offsets]
+    return places + [0] * (count - len(places))
