@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 from omniload.errors import ConfigError
@@ -72,7 +73,7 @@ class PipelinePlan:
         for bound in self.parts:
             if isinstance(bound, bool) or not isinstance(bound, int):
                 raise ConfigError(f"parts must be integers, got {bound!r} in {self.parts}.")
-        rising = all(low < high for low, high in zip(self.parts, self.parts[1:], strict=False))
+        rising = all(low < high for low, high in pairwise(self.parts))
         if len(self.parts) < 2 or self.parts[0] != 0 or not rising:
             raise ConfigError(
                 "parts must start with 0 and rise, one layer or more a stage: got "
@@ -112,7 +113,7 @@ class PipelinePlan:
     @property
     def layers_per_stage(self) -> tuple[int, ...]:
         """How many layers each stage has."""
-        return tuple(high - low for low, high in zip(self.parts, self.parts[1:], strict=False))
+        return tuple(high - low for low, high in pairwise(self.parts))
 
     def stage_of(self, layer: int) -> int:
         """Return the stage that has a layer, by number."""

@@ -177,19 +177,21 @@ class CostTable:
         """
         chosen = self.choices(choice)
 
-        def row(layer: int, kind: LayerKind) -> Linear:
+        def whole(layer: int, kind: LayerKind) -> Linear:
             if not self.has_backward[layer]:
                 return Linear()
-            option = _option(kind, chosen[layer])
-            if option is not None:
-                return option.kept_bytes
-            if chosen[layer] == 1:
-                return kind.kept_bytes_recompute
             if kind.trainable or kind.kept_frozen_bytes is None:
                 return kind.kept_bytes
             return kind.kept_frozen_bytes
 
-        return self._rows(shapes, row)
+        def row(layer: int, kind: LayerKind) -> Linear:
+            option = _option(kind, chosen[layer])
+            if option is not None:
+                return option.kept_bytes
+            return kind.kept_bytes_recompute if chosen[layer] == 1 else whole(layer, kind)
+
+        # recomputation never keeps more: a frozen layer may keep less than an option of its kind
+        return np.minimum(self._rows(shapes, row), self._rows(shapes, whole))
 
     def output(self, shapes: Shapes) -> Float64Array:
         """Bytes sent forward when a stage ends after the layer, (num_layers, num_micro_batches)."""
