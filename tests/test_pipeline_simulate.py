@@ -94,17 +94,17 @@ def test_equal_work_takes_the_time_of_the_published_formulas(num_stages):
 
 
 @st.composite
-def stage_times(draw, transfers=True):
+def stage_times(draw):
     num_stages = draw(st.integers(1, 5))
     micro_batches = draw(st.integers(1, 9))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape, between = (num_stages, micro_batches), (num_stages - 1, micro_batches)
-    most = 40 if transfers else 1
+
     return StageTimes(
         forward=rng.integers(0, 100, shape),
         backward=rng.integers(0, 200, shape),
-        transfer=rng.integers(0, most, between),
-        gradient_transfer=rng.integers(0, most, between),
+        transfer=rng.integers(0, 40, between),
+        gradient_transfer=rng.integers(0, 40, between),
     )
 
 
@@ -125,15 +125,22 @@ def test_blocking_transfers_are_never_quicker_than_free_ones(times):
     assert simulate(times).step_ns >= simulate(times, schedule="1f1b").step_ns
 
 
-@given(stage_times(transfers=False))
-def test_equal_micro_batches_stay_below_the_closed_form_and_meet_it_with_equal_stages(times):
-    n, m = times.forward.shape
-    equal = times.take([0] * m)
-    stage = equal.forward[:, 0] + equal.backward[:, 0]
-    assert simulate(equal).step_ns <= (m - 1) * stage.max() + stage.sum()
-    assert simulate(equal).step_ns >= m * stage.max() + stage[: stage.argmax()].sum()
-    same = even_times(n, m, int(times.forward[0, 0]), int(times.backward[0, 0]))
-    assert simulate(same).step_ns == (n + m - 1) * stage[0]
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=6), st.integers(1, 9), st.integers(0, 3))
+def test_equal_micro_batches_stay_below_the_closed_form_and_meet_it_with_equal_stages(
+    stages, micro_batches, ratio
+):
+    m, n = micro_batches, len(stages)
+    column = np.array(stages, np.int64)[:, np.newaxis]
+    still = np.zeros((n - 1, m), np.int64)
+    forward = np.repeat(column, m, axis=1)
+    times = StageTimes(
+        forward=forward, backward=ratio * forward, transfer=still, gradient_transfer=still
+    )
+    whole = column[:, 0] * (1 + ratio)
+    assert simulate(times).step_ns <= (m - 1) * whole.max() + whole.sum()
+    assert simulate(times).step_ns >= m * whole.max() + whole[: whole.argmax()].sum()
+    same = even_times(n, m, stages[0], ratio * stages[0])
+    assert simulate(same).step_ns == (n + m - 1) * whole[0]
 
 
 @given(stage_times(), st.sampled_from(["deepspeed", "1f1b", "gpipe", "zero-bubble"]))
