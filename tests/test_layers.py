@@ -49,7 +49,7 @@ ALLOWED = {
                  "masks", "kernels", "pipeline", "_native"},
 }  # fmt: skip
 ONE_IMPORTER = {
-    "deepspeed": {"omniload/adapters/deepspeed.py"},
+    "deepspeed": "omniload/adapters/deepspeed/",
     "triton": "kernels/",
     "omniload._C": {"omniload/_native.py"},
     "transformers": {"omniload/transforms/processor.py"},

@@ -1,0 +1,3 @@
+"""What applies plans and loaders to training engines: import the module of the engine in use."""
+
+from __future__ import annotations
