@@ -36,8 +36,12 @@ def talk(folder, records=3):
 @pytest.mark.parametrize(
     ("entry", "recipe", "match"),
     [
-        ({"max_dynamic_patch": 6}, SMALL, r"has max_dynamic_patch 6, but .*each with its --max-t"),
-        ({"min_dynamic_patch": 2}, SMALL, "has min_dynamic_patch 2"),
+        (
+            {"max_dynamic_patch": 2, "min_dynamic_patch": 3},
+            SMALL,
+            r"\(max_dynamic_patch 2, min_dynamic_patch 3\) that don't go with .* between 3 and",
+        ),
+        ({"min_dynamic_patch": 5}, SMALL, r"\(min_dynamic_patch 5\) that don't go with .*, got 4"),
         ({"max_dynamic_patch": 6}, Recipe(tiling="qwen"), "remove max_dynamic_patch"),
         ({"max_dynamic_patch": "6"}, SMALL, "must be an integer of at least 1, got '6'"),
     ],

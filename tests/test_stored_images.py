@@ -26,7 +26,7 @@ from omniload.tools.recipe import Recipe
 from omniload.transforms import transform_from_settings
 from tests.data_makers import image_bytes, turns, write_jsonl
 from tests.images_corpus import encode, exif, photo
-from tests.test_preprocess import content, rejected, rows, run
+from tests.test_preprocess import content, rows, run
 
 POLICY = InternVLTiles(size=28, max_tiles=4)
 RECIPE = Recipe(
@@ -198,10 +198,10 @@ def test_shards_of_resized_images_are_encoded_again_for_the_same_tiling_only(tmp
         again = {r.key: [bytes(i) for i in r.images] for r in rows(tmp_path / f"{number}")}
         assert first == again
     other = Recipe(tile_size=14, max_tiles=4, tokens_per_tile=4)
-    facts = run(tmp_path / "one", tmp_path / "other", recipe=other).as_dict()
-    assert facts["written"] == 2  # the images that were not resized
-    reasons = [line["reason"] for line in rejected(tmp_path / "other")]
-    assert all("stored resized for another tiling" in reason for reason in reasons)
+    message = r"stored resized for their tiling.*: expected \{.*'size': 28.* got \{.*'size': 14"
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path / "one", tmp_path / "other", recipe=other)
+    assert not (tmp_path / "other").exists()
 
 
 def test_another_way_to_make_pixels_needs_the_originals(tmp_path):

@@ -6,14 +6,13 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from omniload.errors import ConfigError
 from omniload.tools.sources import READERS, InputFile, RawSample, Rejection
 from omniload.tools.sources.media import ImageLoader
 
 if TYPE_CHECKING:
     from omniload.transforms.text import ConversationEncoder
 
-__all__ = ["check_tile_limits", "end_notes", "plural", "start_notes"]
+__all__ = ["end_notes", "plural", "start_notes"]
 
 _LOOKED_AT = 64
 _SHOWN = 4
@@ -22,38 +21,6 @@ _SHOWN = 4
 def plural(count: int, what: str) -> str:
     """Write a count with its noun: "1 shard", "2 shards"."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
-def check_tile_limits(files: Sequence[InputFile], policy: Any) -> None:
-    """Refuse sets of a meta file that ask for other limits of tiles than the run has.
-
-    Args:
-        files: the input.
-        policy: the tiling policy of the run.
-
-    Raises:
-        ConfigError: names the set and the option.
-    """
-    for file in files:
-        for name, key, asked in (
-            ("max_tiles", "max_dynamic_patch", file.max_tiles),
-            ("min_tiles", "min_dynamic_patch", file.min_tiles),
-        ):
-            has = getattr(policy, name, None)
-            if asked is None or asked == has:
-                continue
-            option = "--" + name.replace("_", "-")
-            if has is None:
-                remedy = f"This tiling has no {option}: remove {key}, or use --tiling internvl."
-            else:
-                remedy = (
-                    f"Preprocess sets with different limits one by one, each with its {option}, "
-                    "or make them equal in the meta file."
-                )
-            raise ConfigError(
-                f"set {file.source!r} of the meta file has {key} {asked}, but the tiling of the "
-                f"run is {policy}; one run has one tiling. {remedy}"
-            )
 
 
 def start_notes(files: Sequence[InputFile], encoder: ConversationEncoder) -> Iterator[str]:

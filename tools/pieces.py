@@ -16,7 +16,7 @@ import numpy as np
 
 from omniload.conversations import RefusedError, refusal
 from omniload.errors import ConfigError, OmniloadError, SampleError, ShardError
-from omniload.images import decode, image_size, is_stored
+from omniload.images import Policy, decode, image_size, is_stored
 from omniload.index import LengthIndex
 from omniload.rng import permutation
 from omniload.shards import FinishedShard, Manifest, ShardInfo, ShardSet, ShardWriter
@@ -26,6 +26,7 @@ from omniload.tools.recipe import Recipe, RunOptions, make_encoder
 from omniload.tools.sources import READERS, InputFile, RawSample, Rejection, Span
 from omniload.tools.sources.media import ImageLoader
 from omniload.tools.stored_images import images_to_store, parse_quality
+from omniload.tools.tilings import file_policy
 from omniload.transforms.prepare import Prepared, prepare_sample
 from omniload.types import Record
 
@@ -96,7 +97,6 @@ class _Piece:
         self._rejections: list[Rejection] = []
         self._counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self._encoder = make_encoder(job.recipe)
-        self._policy = job.recipe.policy()
 
     def run(self) -> Receipt:
         job, options = self._job, self._job.options
@@ -138,11 +138,12 @@ class _Piece:
 
     def _records(self) -> Iterator[Record]:
         for file, span in self._job.parts:
+            policy = file_policy(file, self._job.recipe.policy())
             for found in READERS[file.kind].read(file, span, self._loader):
                 self._stop_if_told()
                 self._counts["read"] += found.number >= 0
                 if isinstance(found, RawSample):
-                    record = self._prepare(found)
+                    record = self._prepare(found, policy)
                     if record is not None:
                         yield record
                 else:
@@ -156,7 +157,7 @@ class _Piece:
         if self._progress[0, 0]:
             raise Stopped("stopped")
 
-    def _prepare(self, sample: RawSample) -> Record | None:
+    def _prepare(self, sample: RawSample, policy: Policy) -> Record | None:
         recipe = self._job.recipe
         try:
             sizes = self._image_sizes(sample)
@@ -164,7 +165,7 @@ class _Piece:
                 sample.messages,
                 sizes,
                 encoder=self._encoder,
-                policy=self._policy,
+                policy=policy,
                 max_tokens=recipe.max_tokens,
                 oversize=recipe.oversize,  # type: ignore[arg-type]
             )
@@ -174,7 +175,7 @@ class _Piece:
                 sample.images,
                 sizes,
                 prepared.image_num_tiles.tolist(),
-                policy=self._policy,
+                policy=policy,
                 store=recipe.store,
                 quality=parse_quality(recipe.store_quality),
             )

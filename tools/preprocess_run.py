@@ -20,7 +20,7 @@ from omniload.errors import ConfigError, SampleError
 from omniload.shards import FinishedShard, Manifest, finish_shards, settings_fingerprint
 from omniload.shards.manifest import partial_name, write_atomic
 from omniload.tools.chunks import SpanTable, cut_pieces, scan_input
-from omniload.tools.notes import check_tile_limits, end_notes, start_notes
+from omniload.tools.notes import end_notes, start_notes
 from omniload.tools.output import (
     REJECTED_NAME,
     TOKENIZER_NAME,
@@ -38,6 +38,8 @@ from omniload.tools.receipts import COUNTS, Receipt, Work, read_receipt, rejecti
 from omniload.tools.recipe import Recipe, RunOptions, make_encoder
 from omniload.tools.sources import InputFile, Rejection
 from omniload.tools.sources.detect import find_input
+from omniload.tools.stored_images import check_stored_input
+from omniload.tools.tilings import source_tilings, tiling_notes
 
 __all__ = ["Summary", "preprocess_data"]
 
@@ -130,8 +132,11 @@ def preprocess_data(
         raise ConfigError(f"--workers must be at least 1, got {workers}.")
     check_places(str(src), str(out))
     files = find_input(src, format_name=format_name, image_root=image_root)
-    check_tile_limits(files, recipe.policy())
+    tilings = source_tilings(files, recipe.policy())
+    check_stored_input(files, recipe.policy())
     settings = recipe.settings()
+    if tilings:
+        settings["source_tilings"] = tilings
     run = describe_run(files, settings, options.that_decide_bytes())
     finished = None if overwrite else finished_before(str(out), run)
     if finished is not None:
@@ -140,8 +145,12 @@ def preprocess_data(
         going_on = take_up(work, run)
         job = _Run(files=files, recipe=recipe, options=options, work=work, settings=settings)
         job.plan(going_on, show=show_progress)
-        for text in start_notes(files, make_encoder(recipe)):
-            (note or _LOG.warning)(text)
+        for notes in (
+            tiling_notes(recipe.tiling, recipe.template, tilings),
+            start_notes(files, make_encoder(recipe)),
+        ):
+            for text in notes:
+                (note or _LOG.warning)(text)
         resumed = job.pieces_done()
         if options.strict:
             job.refuse_rejected()
@@ -184,7 +193,7 @@ class _Run:
         self._options = options
         self._work = work
         self._settings = settings
-        self._fingerprint = settings_fingerprint(settings)
+        self._fingerprint = settings_fingerprint(recipe.settings())
         self._table = SpanTable(columns=np.zeros((0, 8), np.int64))
         self._pieces: list[npt.NDArray[np.int64]] = []
         self._done: dict[int, Receipt] = {}

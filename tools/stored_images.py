@@ -8,8 +8,17 @@ from typing import Any
 from omniload.conversations import RefusedError
 from omniload.errors import ConfigError, SampleError
 from omniload.images import Policy, TilePolicy, check_stored, is_stored, store_tiles
+from omniload.shards.manifest import read_manifest
+from omniload.tools.sources.base import InputFile
 
-__all__ = ["DEFAULT_QUALITY", "check_store", "images_to_store", "parse_quality", "store_settings"]
+__all__ = [
+    "DEFAULT_QUALITY",
+    "check_store",
+    "check_stored_input",
+    "images_to_store",
+    "parse_quality",
+    "store_settings",
+]
 
 DEFAULT_QUALITY = "95"
 
@@ -45,6 +54,31 @@ def check_store(store: str, quality: str, *, tiling: str) -> None:
         raise ConfigError(
             f"--store resized is for --tiling internvl, got {tiling}. Store the original images."
         )
+
+
+def check_stored_input(files: Sequence[InputFile], policy: Policy) -> None:
+    """Check that shards whose images are stored resized are encoded again for the same tiling.
+
+    Args:
+        files: the input.
+        policy: the tiling policy of the run.
+
+    Raises:
+        ConfigError: another tiling; shows both.
+    """
+    for file in files:
+        if file.kind != "shards":
+            continue
+        settings = read_manifest(file.path).settings
+        if settings.get("store", {}).get("images") != "resized":
+            continue
+        for tiling in (settings.get("tiling"), *settings.get("source_tilings", {}).values()):
+            if tiling != policy.settings():
+                raise ConfigError(
+                    f"the images of {file.path} were stored resized for their tiling, and can't be "
+                    f"cut for another: expected {tiling}, got {policy.settings()}. Preprocess the "
+                    "original images again, or keep the tiling."
+                )
 
 
 def store_settings(store: str, quality: str) -> dict[str, Any]:

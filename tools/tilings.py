@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from omniload.errors import ConfigError
+from omniload.tools.sources.base import InputFile
 
 if TYPE_CHECKING:
     from omniload.images import Policy
 
-__all__ = ["TILINGS", "default_tokens_per_tile", "make_policy", "parse_pinpoints"]
+__all__ = [
+    "TILINGS",
+    "default_tokens_per_tile",
+    "file_policy",
+    "make_policy",
+    "parse_pinpoints",
+    "source_tilings",
+    "tiling_notes",
+]
 
 #: Name -> option -> field of the policy.
 TILINGS: dict[str, dict[str, str]] = {
@@ -103,6 +114,87 @@ def default_tokens_per_tile(tiling: str, tokens_per_tile: int | None, tile_size:
     if tokens_per_tile is not None:
         return tokens_per_tile
     return 256 if tiling == "internvl" else ((tile_size or 336) // 14) ** 2
+
+
+def file_policy(file: InputFile, policy: Policy) -> Policy:
+    """Give the policy of a file: that of the run, with the limits of its set in a meta file.
+
+    Args:
+        file: of the input.
+        policy: of the run.
+
+    Raises:
+        ConfigError: limits that this tiling doesn't have, or that contradict each other.
+    """
+    given = {"max_tiles": file.max_tiles, "min_tiles": file.min_tiles}
+    limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    keys = {"max_tiles": "max_dynamic_patch", "min_tiles": "min_dynamic_patch"}
+    for name in limits:
+        if not hasattr(policy, name):
+            raise ConfigError(
+                f"set {file.source!r} of the meta file has {keys[name]} {limits[name]}, but the "
+                f"tiling of the run is {policy}. This tiling has no {_option(name)}: remove "
+                f"{keys[name]}, or use --tiling internvl."
+            )
+    try:
+        return replace(policy, **limits) if limits else policy
+    except ConfigError as error:
+        raise ConfigError(
+            f"set {file.source!r} of the meta file has limits "
+            f"({', '.join(f'{keys[name]} {value}' for name, value in limits.items())}) that don't "
+            f"go with {policy}: {error}"
+        ) from None
+
+
+def source_tilings(files: Sequence[InputFile], policy: Policy) -> dict[str, dict[str, Any]]:
+    """Give what the manifest says about sets with limits of their own.
+
+    Args:
+        files: the input.
+        policy: of the run.
+
+    Returns:
+        Name of the set -> settings of its policy; those of the run's policy are left out.
+
+    Raises:
+        ConfigError: as `file_policy`, or two sets of one name with different limits.
+    """
+    found: dict[str, Policy] = {}
+    for file in files:
+        own = file_policy(file, policy)
+        if found.setdefault(file.source, own) != own:
+            raise ConfigError(
+                f"sets of one name must have one tiling, because a record knows its set by name: "
+                f"got {found[file.source]} and {own} for {file.source!r}. Rename one of them."
+            )
+    return {name: own.settings() for name, own in sorted(found.items()) if own != policy}
+
+
+def tiling_notes(
+    tiling: str, template: str, tilings: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    """Say what people should know about the tiling of a run.
+
+    Args:
+        tiling: name of the policy.
+        template: name of the chat template.
+        tilings: from `source_tilings`.
+    """
+    for name, own in tilings.items():
+        yield (
+            f"set {name!r} of the meta file has its own limits: min_tiles {own['min_tiles']}, "
+            f"max_tiles {own['max_tiles']}"
+        )
+    if tiling == "qwen" and template in ("chatml", "vicuna", "llama3"):
+        yield (
+            f"--tiling qwen with --template {template}: images are not put between "
+            "<|vision_start|> and <|vision_end|>, as Qwen-VL has them; its template is qwen-vl"
+        )
+    if template == "qwen-vl" and tiling != "qwen":
+        yield (
+            f"--template qwen-vl with --tiling {tiling}: Qwen-VL takes images as --tiling qwen "
+            "cuts them"
+        )
 
 
 def parse_pinpoints(text: Any) -> tuple[tuple[int, int], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy as np
 from omniload.errors import ConfigError, SampleError
 from omniload.images import (
     TilePolicy,
-    TokenPolicy,
     count_tokens,
     cut_stored,
     cut_tiles,
@@ -22,6 +21,7 @@ from omniload.images import (
     is_stored,
     policy_from_settings,
 )
+from omniload.transforms.planned import check_source_policies, planned_policy
 from omniload.transforms.shared import CutTiles, channels, integer, token_ids, unlabelled
 from omniload.types import IGNORE_INDEX, Record, Sample
 
@@ -42,6 +42,8 @@ class TileTransform:
         filler_ids: ids of some plain text, for the filler; None: the padding token.
         fewer_tiles: whether preprocessing may have given an image fewer tiles than the policy does
             (`oversize="fewer-tiles"`).
+        source_policies: name of a data set -> policy of its records, where it is another one: an
+            InternVL meta file may give each set limits of its own.
         mean: per-channel mean for `model_inputs`, RGB, pixels scaled to [0, 1]; None: that of the
             model family, or of ImageNet.
         std: per-channel standard deviation.
@@ -65,12 +67,14 @@ class TileTransform:
         image_end_ids: Sequence[int] = (),
         filler_ids: Sequence[int] | None = None,
         fewer_tiles: bool = False,
+        source_policies: Mapping[str, TilePolicy] | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
         if not callable(getattr(policy, "num_tiles", None)):
             raise ConfigError(f"policy must be a tiling policy, got {policy!r}.")
         self.policy = policy
+        self.source_policies = check_source_policies(policy, source_policies or {})
         self.tokens_per_tile = integer("tokens_per_tile", tokens_per_tile, 1)
         self.image_token_id = integer("image_token_id", image_token_id, 0)
         self.pad_token_id = integer("pad_token_id", pad_token_id, 0)
@@ -94,8 +98,8 @@ class TileTransform:
         """Make the transform that fits shards with these settings.
 
         Args:
-            settings: `manifest.settings` of the shards: "encoder", "tiling" and "oversize" are
-                used.
+            settings: `manifest.settings` of the shards: "encoder", "tiling", "source_tilings" and
+                "oversize" are used.
 
         Raises:
             ConfigError: a setting is missing or out of range, or a policy that the class is not
@@ -103,6 +107,7 @@ class TileTransform:
         """
         try:
             encoder = settings["encoder"]
+            tilings = settings.get("source_tilings", {})
             return cls(
                 policy_from_settings(settings["tiling"]),
                 tokens_per_tile=encoder["tokens_per_tile"],
@@ -112,8 +117,9 @@ class TileTransform:
                 image_end_ids=encoder["image_end_ids"],
                 filler_ids=encoder["filler_ids"],
                 fewer_tiles=settings.get("oversize") == "fewer-tiles",
+                source_policies={name: policy_from_settings(tilings[name]) for name in tilings},
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"the settings of the shards lack what the transform needs ({error}). Preprocess "
                 "them again, or give the loader a transform."
@@ -132,6 +138,10 @@ class TileTransform:
             "filler_ids": self.filler_ids,
             "fewer_tiles": self.fewer_tiles,
         }
+        if self.source_policies:
+            settings["source_tilings"] = {
+                name: policy.settings() for name, policy in self.source_policies.items()
+            }
         if self._pixels:
             settings["pixels"] = self._pixels
         text = json.dumps(settings, sort_keys=True)
@@ -240,7 +250,15 @@ class TileTransform:
                 f"got {width}x{height}."
             )
         start, end = record.image_spans[index].tolist()
-        policy = self._planned(width, height, len(out), num_tokens=end - start)
+        policy = planned_policy(
+            self.source_policies.get(record.source, self.policy),
+            width,
+            height,
+            num_tiles=len(out),
+            num_tokens=end - start,
+            tokens_per_tile=self.tokens_per_tile,
+            fewer_tiles=self.fewer_tiles,
+        )
         if image is not None:
             self._cut(image, policy, out=out)
         elif self._pixels:
@@ -251,30 +269,6 @@ class TileTransform:
         else:
             cut_stored(data, policy, out=out)
         return policy.grid(width, height)
-
-    def _planned(self, width: int, height: int, num_tiles: int, *, num_tokens: int) -> TilePolicy:
-        """The policy that an image was planned with, checked against what was stored."""
-        policy = self.policy
-        realised = policy.num_tiles(width, height)
-        if realised != num_tiles:
-            if not self.fewer_tiles:
-                raise SampleError(
-                    f"its tiles must be those that the length index counted: expected {num_tiles}, "
-                    f"got {realised} with {policy}."
-                )
-            policy = policy.for_num_tiles(width, height, num_tiles)
-        expected = self._count_tokens(policy, width, height)
-        if num_tokens != expected:
-            by_policy = isinstance(policy, TokenPolicy)
-            rule = "what the policy says" if by_policy else f"{self.tokens_per_tile} a tile"
-            raise SampleError(
-                f"its tokens must be {rule}: expected {expected} for {num_tiles} tiles, got "
-                f"{num_tokens}."
-            )
-        return policy
-
-    def _count_tokens(self, policy: TilePolicy, width: int, height: int) -> int:
-        return count_tokens(policy, width, height, tokens_per_tile=self.tokens_per_tile)
 
     def filler(self, with_image: bool) -> Sample:
         """Make a short document that trains nothing.
@@ -292,7 +286,9 @@ class TileTransform:
         policy = self.policy.limited(1)  # the smallest image there is
         num_tiles = policy.num_tiles(size, size)
         start = len(text) + len(self.image_start_ids)
-        image = [self.image_token_id] * self._count_tokens(policy, size, size)
+        image = [self.image_token_id] * count_tokens(
+            policy, size, size, tokens_per_tile=self.tokens_per_tile
+        )
         ids = [*text, *self.image_start_ids, *image, *self.image_end_ids, *text]
         return unlabelled(
             ids,

@@ -3,8 +3,8 @@
     {"ai2d": {"root": "images/ai2d", "annotation": "ai2d.jsonl", "repeat_time": 1}, ...}
 
 `repeat_time` above 1 repeats a set, below 1 takes a part of it, the same part for the same seed.
-`max_dynamic_patch` and `min_dynamic_patch` must be the limits of the run. Other keys are not used;
-a note says so.
+`max_dynamic_patch` and `min_dynamic_patch` limit the tiles of this set, in place of the limits of
+the run. Other keys are not used; a note says so.
 """
 
 from __future__ import annotations
