@@ -10,6 +10,7 @@ import torch
 from omniload._layout import TensorBuffer
 from omniload.errors import ConfigError
 from omniload.loss import token_weights
+from omniload.types import SkippedSample
 
 __all__ = ["LOSSES", "RANKS", "StepRow", "check_dtype", "check_option"]
 
@@ -33,6 +34,25 @@ class StepRow(TensorBuffer):
     is_filler: bool
     dp_world_size: int
     accumulation: int
+    #: samples that could not be used, each replaced by a blank one; on_bad_sample="skip" only
+    skipped_samples: tuple[SkippedSample, ...] = ()
+
+    @property
+    def skipped(self) -> torch.Tensor:
+        """int64 (n,), rows of the index that could not be used; on the CPU.
+
+        Each has its place in the batch, with as many tokens and tiles, no label, and -1 in
+        `sample_ids`.
+        """
+        return torch.tensor([sample.row for sample in self.skipped_samples], dtype=torch.int64)
+
+    @property
+    def num_loss_tokens_missing(self) -> int:
+        """Loss tokens of this batch that `num_loss_tokens_step` counts and that were skipped.
+
+        See `omniload.loss.exact_factor` for a mean over what is there.
+        """
+        return sum(sample.num_loss_tokens for sample in self.skipped_samples)
 
     def __post_init__(self) -> None:
         if self.dp_world_size < 1 or self.accumulation < 1:

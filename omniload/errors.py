@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "ConfigError",
+    "LedgerError",
     "NativeUnavailableError",
     "OmniloadError",
     "SampleError",
@@ -29,11 +30,21 @@ class ShardError(OmniloadError):
 
 
 class SampleError(OmniloadError):
-    """One sample can't be used: damaged image, wrong length, failing transform."""
+    """One sample can't be used: damaged image, wrong length, failing transform.
+
+    Attributes:
+        kind: what is wrong with it, in two words, for counts.
+    """
+
+    kind: str = "damaged sample"
 
 
 class StateError(OmniloadError):
     """A loader state doesn't fit the loader that is asked to take it up."""
+
+
+class LedgerError(OmniloadError, RuntimeError):
+    """Rows of an epoch came twice or not at all: a defect, in omniload or in what it runs on."""
 
 
 class NativeUnavailableError(OmniloadError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Self
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import torch
 from omniload.errors import ConfigError
 from omniload.types import IGNORE_INDEX
 
-__all__ = ["LOSS_KINDS", "LossTotals", "token_weights"]
+__all__ = ["LOSS_KINDS", "LossTotals", "exact_factor", "token_weights"]
 
 #: What is averaged over: tokens, samples, or samples weighted with the root of their loss tokens.
 LOSS_KINDS = ("token", "sample", "sqrt")
@@ -90,3 +91,46 @@ def token_weights(
     # a row without any loss token: 0 / 1, and not 0 / 0
     divisor = of_row.clamp(min=1) if total is None else max(total, 1)
     return parts / divisor
+
+
+def exact_factor(batches: Iterable[Any], *, group: Any = None) -> float:
+    """Return what to multiply the gradients of a step with where samples were skipped.
+
+    The denominator of a step is planned, so that no rank has to ask another. A sample that
+    `on_bad_sample="skip"` leaves out still counts in it, so the gradient is a little too small: by
+    the share of loss tokens that is missing. This adds up one number over the ranks, and gives
+
+        planned / (planned - missing)
+
+    Call it on all ranks before each optimizer step, whether samples were skipped here or not:
+
+        factor = omniload.loss.exact_factor(batches_of_this_step)
+        if factor != 1:
+            for parameter in model.parameters(): parameter.grad.mul_(factor)
+
+    Args:
+        batches: the micro-batches of one optimizer step on this rank, all of them.
+        group: process group of the data-parallel ranks; None: all processes, or none.
+
+    Returns:
+        The factor; 1.0 where nothing is missing, or everything.
+
+    Raises:
+        ConfigError: no batch, or batches of several steps.
+    """
+    listed = list(batches)
+    steps = {(batch.step, batch.num_loss_tokens_step) for batch in listed}
+    if len(steps) != 1:
+        raise ConfigError(
+            "exact_factor needs the micro-batches of one step: got "
+            f"{len(listed)} batches of {len(steps)} steps."
+        )
+    planned = steps.pop()[1]
+    missing = sum(batch.num_loss_tokens_missing for batch in listed)
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        on_gpu = "nccl" in distributed.get_backend(group)
+        number = torch.tensor([missing], device="cuda" if on_gpu else "cpu")
+        distributed.all_reduce(number, group=group)
+        missing = int(number.item())
+    return planned / (planned - missing) if 0 < missing < planned else 1.0

@@ -28,7 +28,7 @@ from omniload.batch import PackedBatch
 from omniload.errors import ConfigError, SampleError
 from omniload.mrope import mrope_position_ids
 from omniload.padding import Padding, RowPlan
-from omniload.types import IGNORE_INDEX, Record, Sample
+from omniload.types import IGNORE_INDEX, Record, Sample, SkippedSample
 
 __all__ = [
     "ListColumn",
@@ -59,6 +59,7 @@ def pack(
     accumulation: int = 1,
     pad_to: int | Padding | None = None,
     reserved: Reserved | None = None,
+    skipped_samples: Sequence[SkippedSample] = (),
     backend: str = "auto",
 ) -> PackedBatch:
     """Pack samples into one row, in the order given.
@@ -85,6 +86,8 @@ def pack(
             no padding.
         reserved: what `reserve` gave for the records of these samples. Where the tiles of each
             sample are the array that was made for it, none is copied; else it is not used.
+        skipped_samples: what could not be used; as many of the samples are blank ones in their
+            place, with sample_id -1 and no labels.
         backend: "auto", "native" or "numpy".
 
     Returns:
@@ -95,7 +98,7 @@ def pack(
         SampleError: tiles that don't fit together.
         NativeUnavailableError: backend="native" without the extension.
     """
-    _check_fillers(samples, is_filler)
+    _check_fillers(samples, is_filler, num_skipped=len(skipped_samples))
     num_sample_ids = 0 if is_filler else len(samples)
     if dummy is not None:
         _check_dummy(dummy)
@@ -148,6 +151,7 @@ def pack(
         is_filler=is_filler,
         dp_world_size=dp_world_size,
         accumulation=accumulation,
+        skipped_samples=tuple(skipped_samples),
     )
 
 
@@ -222,12 +226,20 @@ def pack_list(
         raise ConfigError(str(error)) from None
 
 
-def _check_fillers(samples: Sequence[Sample], is_filler: bool) -> None:
-    for sample in samples:
-        if (sample.sample_id < 0) != is_filler:
+def _check_fillers(samples: Sequence[Sample], is_filler: bool, *, num_skipped: int) -> None:
+    blank = [sample for sample in samples if sample.sample_id < 0]
+    if len(blank) != (len(samples) if is_filler else num_skipped) or (is_filler and num_skipped):
+        wrong = [sample.sample_id for sample in samples if (sample.sample_id < 0) != is_filler]
+        raise ConfigError(
+            "samples of a filler, and those in place of skipped ones, must have sample_id=-1, all "
+            f"others must not: got sample_id={wrong[0] if wrong else -1} with is_filler="
+            f"{is_filler} and {num_skipped} skipped."
+        )
+    for sample in [] if is_filler else blank:
+        if (sample.labels != IGNORE_INDEX).any():
             raise ConfigError(
-                "samples of a filler must have sample_id=-1, all others must not: got "
-                f"sample_id={sample.sample_id} with is_filler={is_filler}."
+                "a blank sample must give no loss: expected labels of -100 only, got "
+                f"{sample.num_loss_tokens} loss tokens."
             )
 
 

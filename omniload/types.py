@@ -21,7 +21,7 @@ from omniload.errors import ConfigError, SampleError
 if TYPE_CHECKING:
     from omniload.index import LengthIndex
 
-__all__ = ["IGNORE_INDEX", "Budget", "Groups", "Message", "Record", "Sample"]
+__all__ = ["IGNORE_INDEX", "Budget", "Groups", "Message", "Record", "Sample", "SkippedSample"]
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -290,6 +290,32 @@ class Sample:
     def num_loss_tokens(self) -> int:
         """Tokens that give loss once the first label is ignored, as it is in a packed row."""
         return int(np.count_nonzero(self.labels[1:] != IGNORE_INDEX))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedSample:
+    """A sample that could not be used: a blank one of the same size has its place in the batch.
+
+    Args:
+        row: row number in the index.
+        key: name that the source data gave the sample; "" where the row could not be read.
+        source: name of the data set that it came from; "" likewise.
+        shard: file that it was to be read from.
+        shard_row: row in that file.
+        kind: what is wrong, in two words: "damaged row", "damaged sample", "failed transform" or
+            "wrong length".
+        reason: the same in a sentence.
+        num_loss_tokens: tokens that were planned to give loss.
+    """
+
+    row: int
+    key: str
+    source: str
+    shard: str
+    shard_row: int
+    kind: str
+    reason: str
+    num_loss_tokens: int
 
 
 def _check_array(
