@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from omniload._checks import check_count
 from omniload.errors import ConfigError
 
 __all__ = ["block_tensors", "intervals", "pad", "token_ids", "unpad"]
@@ -118,6 +119,7 @@ def pad(packed: torch.Tensor, cu_seqlens: torch.Tensor, length: int) -> torch.Te
         ConfigError: offsets that don't fit.
     """
     _check_padding("packed", packed, 1, cu_seqlens)
+    _check_number("length", length)
     padded: torch.Tensor = torch.ops.omniload.pad(packed, cu_seqlens, length)
     return padded
 
@@ -137,6 +139,7 @@ def unpad(padded: torch.Tensor, cu_seqlens: torch.Tensor, num_tokens: int) -> to
         ConfigError: offsets that don't fit.
     """
     _check_padding("padded", padded, 2, cu_seqlens)
+    _check_number("num_tokens", num_tokens)
     lines = cu_seqlens.shape[0] - 1
     if padded.shape[0] != lines:
         raise ConfigError(
@@ -158,6 +161,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _check_padding(
     name: str, tensor: torch.Tensor, num_axes: int, cu_seqlens: torch.Tensor
 ) -> None:
+    for called, given in ((name, tensor), ("cu_seqlens", cu_seqlens)):
+        if not isinstance(given, torch.Tensor):
+            raise ConfigError(f"{called} must be a torch tensor, got {type(given).__name__}.")
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
         raise ConfigError(
             f"cu_seqlens must be int32 (n + 1,), got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
@@ -167,6 +173,12 @@ def _check_padding(
             f"{name} must have at least {num_axes} axes and lie where cu_seqlens lie "
             f"({cu_seqlens.device}), got {tuple(tensor.shape)} on {tensor.device}."
         )
+
+
+def _check_number(name: str, value: int) -> None:
+    # inside of torch.compile a size may have no value yet
+    if not isinstance(value, torch.SymInt):
+        check_count(name, value, of="tokens")
 
 
 # -- what torch.compile knows of them -------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -50,16 +51,21 @@ def normalize_table(
     Raises:
         ConfigError: not 3 numbers, a std of 0, or a dtype that is not floating.
     """
-    if len(mean) != 3 or len(std) != 3 or any(float(value) == 0 for value in std):
+    try:
+        means, deviations = [[float(value) for value in values] for values in (mean, std)]
+        fits = len(means) == len(deviations) == 3 and all(map(math.isfinite, means + deviations))
+    except (TypeError, ValueError):
+        means, deviations, fits = [], [], False
+    if not fits or 0 in deviations:
         raise ConfigError(
-            f"mean and std must be 3 numbers each, std without 0, got mean={tuple(mean)}, "
-            f"std={tuple(std)}."
+            f"mean and std must be 3 numbers each, std without 0, got mean={mean!r}, std={std!r}. "
+            "They are of pixels scaled to [0, 1], in the order red, green, blue."
         )
-    if not dtype.is_floating_point:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(f"pixels are normalised to a floating dtype, got {dtype}.")
     pixels = torch.arange(256, dtype=torch.float32)
-    centre = torch.tensor([float(value) for value in mean], dtype=torch.float32)
-    scale = torch.tensor([float(value) for value in std], dtype=torch.float32)
+    centre = torch.tensor(means, dtype=torch.float32)
+    scale = torch.tensor(deviations, dtype=torch.float32)
     table = (pixels / 255 - centre[:, None]) / scale[:, None]
     return table.to(dtype).to(device, non_blocking=True)
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from omniload._checks import check_device, check_flag
 from omniload.errors import ConfigError
 
 __all__ = ["BatchSizes", "Reserved", "TensorBuffer", "allocate_buffer"]
@@ -237,22 +238,43 @@ class TensorBuffer(Mapping[str, torch.Tensor]):
         """Where the buffer lies."""
         return self.buffer.device
 
-    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Self:
+    def to(
+        self,
+        device: torch.device | str | int,
+        non_blocking: bool = False,
+        *,
+        dtype: None = None,
+    ) -> Self:
         """Copy the batch to a device: one transfer; itself if it is there already.
 
+        Args:
+            device: where to; it must be here.
+            non_blocking: don't wait for the copy, which goes on beside the host if the batch is
+                pinned.
+            dtype: none: the tensors of a batch keep theirs.
+
         Raises:
-            ConfigError: a dtype: the tensors of a batch keep theirs.
+            ConfigError: a device that is not here, or a dtype.
         """
-        if any(isinstance(given, torch.dtype) for given in (device, non_blocking)):
+        if any(isinstance(given, torch.dtype) for given in (device, non_blocking, dtype)):
             raise ConfigError(
                 "a batch can go to a device but not to a dtype, because its integers would be "
-                f"lost: got {device!r}, {non_blocking!r}. Give the type of the pixels to "
-                "batch.model_inputs(dtype=)."
+                f"lost: got {device!r}, {non_blocking!r}, {dtype!r}. Give the type of the pixels "
+                "to batch.model_inputs(dtype=)."
             )
-        return self._with_buffer(self.buffer.to(device, non_blocking=non_blocking))
+        target, waits_not = check_device(device), check_flag("non_blocking", non_blocking)
+        return self._with_buffer(self.buffer.to(target, non_blocking=waits_not))
 
     def pin_memory(self) -> Self:
-        """Copy the batch to page-locked memory, from which a GPU reads without waiting."""
+        """Copy the batch to page-locked memory, from which a GPU reads without waiting.
+
+        Raises:
+            ConfigError: no GPU, whose driver locks the pages.
+        """
+        if not torch.accelerator.is_available():
+            raise ConfigError(
+                "pin_memory needs a GPU that torch can use, got none. Leave it out on a CPU."
+            )
         return self._with_buffer(self.buffer.pin_memory())
 
     def is_pinned(self) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from omniload._checks import check_choice, check_count
 from omniload._layout import TensorBuffer
-from omniload.errors import ConfigError
 from omniload.types import IGNORE_INDEX, Sample
 
 __all__ = ["pad_rows", "to_samples"]
@@ -24,12 +24,11 @@ def pad_rows(
     multiple: int,
 ) -> dict[str, torch.Tensor]:
     """Copy each sample into a row of its own; see `PackedBatch.padded`."""
-    if side not in ("right", "left"):
-        raise ConfigError(f"side must be 'right' or 'left', got {side!r}.")
-    if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
-        raise ConfigError(f"multiple must be an integer of at least 1, got {multiple!r}.")
-    if isinstance(pad_token_id, bool) or not isinstance(pad_token_id, (int, np.integer)):
-        raise ConfigError(f"pad_token_id must be an integer, got {pad_token_id!r}.")
+    check_choice("side", side, ("right", "left"))
+    multiple = check_count("multiple", multiple, least=1, of="token")
+    pad_token_id = check_count(
+        "pad_token_id", pad_token_id, remedy="It goes through the model's embedding."
+    )
     device = row.device
     width = -(-max(lengths, default=0) // multiple) * multiple
     counts = torch.tensor(lengths, dtype=torch.int64).to(device, non_blocking=True)[:, None]
@@ -40,7 +39,7 @@ def pad_rows(
     starts = row.cu_seqlens[: len(lengths), None].long()
     source = torch.where(is_real, starts + places, 0)
     return {
-        "input_ids": torch.where(is_real, row.input_ids[source], int(pad_token_id)),
+        "input_ids": torch.where(is_real, row.input_ids[source], pad_token_id),
         "labels": torch.where(is_real, row.labels[source], IGNORE_INDEX),
         "attention_mask": is_real.long(),
         "position_ids": torch.where(is_real, places, 0),

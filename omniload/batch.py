@@ -276,10 +276,12 @@ class PackedBatch(StepRow):
         Raises:
             ConfigError: not one entry a token.
         """
-        if len(values) != self.num_tokens:
+        is_tensor = isinstance(values, torch.Tensor)
+        if not is_tensor or values.ndim == 0 or len(values) != self.num_tokens:
+            got = tuple(values.shape) if is_tensor else type(values).__name__
             raise ConfigError(
-                f"values must have one entry a token: expected {self.num_tokens}, got "
-                f"{tuple(values.shape)}. For a batch dimension of 1 pass values[0]."
+                "values must be a tensor with one entry a token: expected "
+                f"{self.num_tokens}, got {got}. For a batch dimension of 1 pass values[0]."
             )
         parts, start = [], 0
         for length in self.sample_lengths:

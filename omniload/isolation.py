@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
+from omniload._checks import check_count
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError
 from omniload.model_check import decoder_of, has_mrope
@@ -60,10 +62,11 @@ def check_isolation(
         The report.
 
     Raises:
-        ConfigError: fewer than two samples, or outputs that are not one a token.
+        ConfigError: fewer than two samples, outputs that are not one a token, or arguments of
+            other types.
     """
-    if batch.num_samples < 2:
-        raise ConfigError(f"the batch must hold at least 2 samples, got {batch.num_samples}.")
+    _check_arguments(model, batch, forward, tolerance)
+    max_samples = check_count("max_samples", max_samples, least=1, of="sample")
     run = forward or _logits_of(model)
     was_training = model.training
     model.eval()
@@ -84,6 +87,23 @@ def check_isolation(
     return IsolationReport(isolated=not leaks, leaks=tuple(leaks), noise=noise)
 
 
+def _check_arguments(model: object, batch: object, forward: object, tolerance: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+    if not isinstance(batch, PackedBatch):
+        raise ConfigError(
+            f"batch must be a PackedBatch, got {type(batch).__name__}. omniload.packing.pack makes "
+            "one of samples."
+        )
+    if forward is not None and not callable(forward):
+        raise ConfigError(f"forward must be a function of the batch, got {forward!r}.")
+    is_number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (is_number and 0 <= tolerance < math.inf):
+        raise ConfigError(f"tolerance must be a number of at least 0, or None, got {tolerance!r}.")
+    if batch.num_samples < 2:
+        raise ConfigError(f"the batch must hold at least 2 samples, got {batch.num_samples}.")
+
+
 def _logits_of(model: torch.nn.Module) -> Callable[[PackedBatch], torch.Tensor]:
     rows = 4 if has_mrope(decoder_of(model)) else 1
     floating = (weight.dtype for weight in model.parameters() if weight.is_floating_point())
@@ -102,6 +122,10 @@ def _logits_of(model: torch.nn.Module) -> Callable[[PackedBatch], torch.Tensor]:
 
 
 def _per_sample(batch: PackedBatch, output: torch.Tensor) -> list[torch.Tensor]:
+    if not isinstance(output, torch.Tensor):
+        raise ConfigError(
+            f"forward must give a tensor, got {type(output).__name__}. Return model(...).logits."
+        )
     if output.shape[:2] == (1, batch.num_tokens):
         output = output[0]
     if not output.is_floating_point():

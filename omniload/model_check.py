@@ -60,7 +60,8 @@ def pack_for(model: Any) -> PackReport:
     doesn't know it calls unsafe. A warning is logged where packing would mix samples.
 
     Args:
-        model: a model of transformers, also wrapped by DistributedDataParallel or PEFT.
+        model: a model of transformers, also wrapped by torch.compile, DistributedDataParallel,
+            FSDP, DeepSpeed or PEFT.
 
     Returns:
         The report.
@@ -79,7 +80,7 @@ def pack_for(model: Any) -> PackReport:
             safe=False,
             backend="padded",
             position_rows=1,
-            reason=f"{type(model).__name__} may mix packed samples: {found} {_TRY}, or use "
+            reason=f"{_own_class(model).__name__} may mix packed samples: {found} {_TRY}, or use "
             "batch.padded().",
         )
         _log.warning("%s", report.reason)
@@ -91,10 +92,17 @@ def pack_for(model: Any) -> PackReport:
 
 
 def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    while isinstance(getattr(model, "module", None), torch.nn.Module):
-        model = model.module  # type: ignore[assignment]
-    get_base = getattr(model, "get_base_model", None)
-    return get_base() if callable(get_base) else model
+    """Take off torch.compile, DistributedDataParallel, FSDP, DeepSpeed and PEFT, in any order."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)  # torch.compile
+        if not isinstance(inner, torch.nn.Module):
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, torch.nn.Module):
+            get_base = getattr(model, "get_base_model", None)
+            inner = get_base() if callable(get_base) else None
+        if not isinstance(inner, torch.nn.Module) or inner is model:
+            return model
+        model = inner
 
 
 def decoder_of(model: torch.nn.Module) -> torch.nn.Module:
@@ -105,7 +113,15 @@ def decoder_of(model: torch.nn.Module) -> torch.nn.Module:
         found = get() if callable(get) else None
     except (AttributeError, NotImplementedError, ValueError):
         found = None
-    return found if isinstance(found, torch.nn.Module) else model
+    return _unwrapped(found) if isinstance(found, torch.nn.Module) else model
+
+
+def _own_class(module: torch.nn.Module) -> type:
+    """Return the class that a model was written as: fully_shard puts one of torch before it."""
+    classes = type(module).__mro__
+    is_shard = any(c.__module__.startswith("torch.distributed") for c in classes)
+    written = (c for c in classes if c.__module__.startswith("transformers."))
+    return next(written, classes[0]) if is_shard else classes[0]
 
 
 def _obstacle(model: torch.nn.Module, decoder: torch.nn.Module, config: Any) -> str | None:
@@ -157,7 +173,8 @@ def _carrying_layers(decoder: torch.nn.Module, config: Any) -> Iterator[str]:
 
 def _attention_obstacle(decoder: torch.nn.Module, config: Any) -> str | None:
     implementation = str(getattr(config, "_attn_implementation", None))
-    home = type(decoder).__module__
+    own_class = _own_class(decoder)
+    home = own_class.__module__
     if not home.startswith("transformers."):
         return f"its code ({home}) is not part of transformers."
     if "flash" in implementation:
@@ -167,7 +184,7 @@ def _attention_obstacle(decoder: torch.nn.Module, config: Any) -> str | None:
         return f"its attention implementation is {implementation!r}."
     masking = sys.modules.get("transformers.masking_utils")
     finds_samples = hasattr(masking, "find_packed_sequence_indices")
-    if not finds_samples or not _masks_by_position(type(decoder)):
+    if not finds_samples or not _masks_by_position(own_class):
         return (
             f"with attn_implementation={implementation!r} it doesn't make its mask from "
             "position_ids. Load it with attn_implementation='flash_attention_2'."

@@ -18,9 +18,12 @@ import numpy as np
 import torch
 
 from omniload import _native
+from omniload._checks import MAX_INT32, check_count, check_optional_count
 from omniload.errors import ConfigError
 
 __all__ = ["mrope_position_ids"]
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def mrope_position_ids(
@@ -50,12 +53,14 @@ def mrope_position_ids(
         int64 (3, num_tokens): time, height, width.
 
     Raises:
-        ConfigError: samples or spans that don't lie in order, a span outside a sample or of another
-            length than its grid, a grid that doesn't divide by `merge`.
+        ConfigError: arguments of other types or shapes; samples or spans that don't lie in order,
+            a span outside a sample or of another length than its grid, a grid that doesn't divide
+            by `merge`.
         NativeUnavailableError: backend="native" without the extension.
     """
-    if isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
-        raise ConfigError(f"merge must be an integer of at least 1, got {merge!r}.")
+    merge = check_count("merge", merge, least=1, of="patch")
+    num_tokens = check_optional_count("num_tokens", num_tokens, of="tokens")
+    _check_tensors(cu_seqlens, image_spans, image_grid_thw)
     native = _native.choose(backend)
     on_cpu = cu_seqlens.device.type == "cpu"
     if native is None or not on_cpu:
@@ -73,6 +78,39 @@ def mrope_position_ids(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return torch.from_numpy(out)
+
+
+def _check_tensors(
+    cu_seqlens: torch.Tensor, image_spans: torch.Tensor, image_grid_thw: torch.Tensor
+) -> None:
+    named = {
+        "cu_seqlens": (cu_seqlens, (-1,)),
+        "image_spans": (image_spans, (-1, 2)),
+        "image_grid_thw": (image_grid_thw, (-1, 3)),
+    }
+    for name, (tensor, shape) in named.items():
+        is_tensor = isinstance(tensor, torch.Tensor)
+        fits = is_tensor and tensor.ndim == len(shape) and tensor.shape[1:] == shape[1:]
+        if not fits or tensor.dtype not in _INTEGERS or tensor.device.type not in ("cpu", "cuda"):
+            wanted = ", ".join(["n", *map(str, shape[1:])])
+            got = (
+                f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+                if is_tensor
+                else type(tensor).__name__
+            )
+            raise ConfigError(
+                f"{name} must be a tensor of integers ({wanted}{',' * (len(shape) == 1)}) on a CPU "
+                f"or a CUDA device, got {got}."
+            )
+        if tensor.device != cu_seqlens.device:
+            raise ConfigError(
+                f"{name} must lie where cu_seqlens lie: expected {cu_seqlens.device}, got "
+                f"{tensor.device}."
+            )
+        # C++ reads offsets as int32; a greater number must not become another one
+        is_wide = tensor.dtype == torch.int64 and name != "image_grid_thw"
+        if is_wide and tensor.is_cpu and len(tensor) and int(tensor.max()) > MAX_INT32:
+            raise ConfigError(f"{name} must be at most {MAX_INT32}, got {int(tensor.max())}.")
 
 
 def _in_torch(

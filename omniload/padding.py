@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from omniload._checks import check_count, check_optional_count
 from omniload.errors import ConfigError
 
 __all__ = ["NO_PADDING", "Padding", "RowPlan"]
@@ -58,19 +59,11 @@ class Padding:
     token_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("multiple", self.multiple, 1),
-            ("num_tokens", self.num_tokens, 1),
-            ("document_multiple", self.document_multiple, 1),
-            ("num_documents", self.num_documents, 1),
-            ("token_id", self.token_id, 0),
-        ):
-            if value is None and name not in ("multiple", "document_multiple"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"Padding.{name} must be an integer of at least {least}, got {value!r}."
-                )
+        check_count("Padding.multiple", self.multiple, least=1)
+        check_optional_count("Padding.num_tokens", self.num_tokens, least=1)
+        check_count("Padding.document_multiple", self.document_multiple, least=1)
+        check_optional_count("Padding.num_documents", self.num_documents, least=1)
+        check_optional_count("Padding.token_id", self.token_id)
         if self.num_tokens is not None and self.num_tokens % self.row_multiple:
             raise ConfigError(
                 f"Padding.num_tokens must be a multiple of {self.row_multiple}, because rows and "

@@ -101,8 +101,8 @@ WRONG = [
     ({"grids": [[0, 4, 6]]}, r"its grid must divide by merge=2, got \(0, 4, 6\)"),
     ({"grids": [[1, 4, 6], [1, 2, 2]]}, "one grid of 3 for each span of 2: got 6 and 2 numbers"),
     ({"spans": [[2, 8], [7, 8]], "grids": [[1, 4, 6], [1, 2, 2]]}, "image 1 of the row: its span"),
-    ({"merge": 0}, "merge must be an integer of at least 1, got 0"),
-    ({"merge": True}, "merge must be an integer of at least 1, got True"),
+    ({"merge": 0}, "merge must be an integer of at least 1 patch, got 0"),
+    ({"merge": True}, "merge must be an integer of at least 1 patch, got True"),
 ]
 
 

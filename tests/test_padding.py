@@ -317,7 +317,7 @@ def test_wrong_arguments_of_batches_are_named():
     batch = pack(SAMPLES)
     with pytest.raises(ConfigError, match="at most 16 tokens, got"):
         pack(SAMPLES, pad_to=Padding(num_tokens=16))
-    with pytest.raises(ConfigError, match="side must be 'right' or 'left'"):
+    with pytest.raises(ConfigError, match="side must be one of 'right', 'left'"):
         batch.padded(side="both")
     with pytest.raises(ConfigError, match="multiple must be an integer"):
         batch.padded(multiple=0)
