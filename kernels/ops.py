@@ -164,6 +164,8 @@ def _check_padding(
     for called, given in ((name, tensor), ("cu_seqlens", cu_seqlens)):
         if not isinstance(given, torch.Tensor):
             raise ConfigError(f"{called} must be a torch tensor, got {type(given).__name__}.")
+        if given.layout != torch.strided:
+            raise ConfigError(f"{called} must be a dense tensor, got {given.layout}.")
     if cu_seqlens.dtype != torch.int32 or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
         raise ConfigError(
             f"cu_seqlens must be int32 (n + 1,), got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."

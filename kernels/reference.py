@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from omniload._checks import check_device
 from omniload.errors import ConfigError
 
 __all__ = [
@@ -62,12 +63,12 @@ def normalize_table(
             "They are of pixels scaled to [0, 1], in the order red, green, blue."
         )
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigError(f"pixels are normalised to a floating dtype, got {dtype}.")
+        raise ConfigError(f"pixels must be normalised to a floating dtype, got {dtype!r}.")
     pixels = torch.arange(256, dtype=torch.float32)
     centre = torch.tensor(means, dtype=torch.float32)
     scale = torch.tensor(deviations, dtype=torch.float32)
     table = (pixels / 255 - centre[:, None]) / scale[:, None]
-    return table.to(dtype).to(device, non_blocking=True)
+    return table.to(dtype).to(check_device(device), non_blocking=True)
 
 
 def normalize_tiles(tiles: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

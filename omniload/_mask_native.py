@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from omniload import _native
+from omniload._checks import MAX_INT32
 from omniload._mask_tensors import assemble, compact_widths
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def fused_block_mask(
         return None
     if image_spans is not None and not (_is_plain(image_spans, 2) and image_spans.shape[1] == 2):
         return None
-    if reach is not None and (type(reach) is not int or reach < 1):
+    if reach is not None and (type(reach) is not int or not 1 <= reach <= MAX_INT32):
         return None
     door = _door()
     if door is None:

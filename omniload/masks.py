@@ -133,8 +133,8 @@ def intervals(
 
     Cost: O(num_tokens).
     """
-    check_kind(kind, cu_seqlens, image_spans, window)
     num_tokens = check_offsets(cu_seqlens, num_tokens)
+    check_kind(kind, cu_seqlens, image_spans, window)
     return ops.intervals(cu_seqlens, image_spans, num_tokens, kind, check_window(window))
 
 
@@ -260,8 +260,8 @@ def block_mask(
         )
         if found is not None:
             return found
-    check_kind(kind, cu_seqlens, image_spans, window)
     num_tokens = check_offsets(cu_seqlens, num_tokens)
+    check_kind(kind, cu_seqlens, image_spans, window)
     check_blocks(block_size, num_tokens)
     max_seqlen = check_longest(max_seqlen, cu_seqlens, num_tokens)
     if target is not None and target != cu_seqlens.device:

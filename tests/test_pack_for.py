@@ -6,7 +6,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from examples.tiny_vlm import TinyVLM
 from omniload.errors import ConfigError
@@ -309,7 +312,32 @@ def test_wrappers_are_looked_through():
             super().__init__()
             self.module = module
 
-    assert pack_for(Wrapper(Wrapper(make_model("llama")))).safe
+    class Adapted(nn.Module):  # as PEFT's models
+        def __init__(self, base):
+            super().__init__()
+            self.base = base
+
+        def get_base_model(self):
+            return self.base
+
+    model = make_model("llama")
+    assert pack_for(Wrapper(Wrapper(model))).safe
+    assert pack_for(torch.compile(Wrapper(Adapted(torch.compile(model))))).safe
+    model.model = torch.compile(model.model)
+    assert pack_for(model).safe
+    assert not pack_for(torch.compile(make_model("bloom"))).safe
+
+
+def test_shards_of_a_model_are_looked_through():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for name, safe in (("llama", True), ("bloom", False)):
+            model = make_model(name)
+            report = pack_for(fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
+            assert type(model).__name__.startswith("FSDP")
+            assert report.safe is safe
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_leak_of_not_a_number_is_a_leak():
