@@ -12,7 +12,7 @@ import numpy.typing as npt
 from omniload.errors import ConfigError
 from omniload.flops import LanguageModel, VisionModel, language_flops, vision_flops
 
-__all__ = ["REFERENCE_COST", "CostModel"]
+__all__ = ["REFERENCE_COST", "CostModel", "non_negative_least_squares"]
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -130,7 +130,7 @@ class CostModel:
                 "of them vary only together. Measure more micro-batches, of other shapes."
             )
         found = np.zeros(len(_COLUMNS))
-        found[used] = _least_squares(design, times) / scales
+        found[used] = non_negative_least_squares(design, times) / scales
         if not found[:3].any():
             raise ConfigError(
                 f"the times of a profile must grow with {names}: the best fit is a constant of "
@@ -246,11 +246,18 @@ def _profile(
     return columns, times
 
 
-def _least_squares(design: Float64Array, times: Float64Array) -> Float64Array:
+def non_negative_least_squares(design: Float64Array, times: Float64Array) -> Float64Array:
     """Find the non-negative solution: the best of the plain ones over all subsets of columns.
 
     The constrained optimum is the plain optimum over the columns that it uses, and four columns
     have fifteen subsets.
+
+    Args:
+        design: float64 (n, columns), columns few and of like size.
+        times: float64 (n,).
+
+    Returns:
+        float64 (columns,).
     """
     best, least = np.zeros(design.shape[1]), math.inf
     for size in range(1, design.shape[1] + 1):
