@@ -17,6 +17,7 @@ from omniload.tools import (
     bench_pack,
     bench_tiles,
     doctor,
+    index_cmd,
     inspect_cmd,
     plan_cmd,
     preprocess,
@@ -38,6 +39,7 @@ bench = typer.Typer(
 )
 
 app.command()(preprocess.preprocess)
+app.command("index")(index_cmd.index)
 app.command("inspect")(inspect_cmd.inspect_shards)
 app.command("plan")(plan_cmd.plan_data)
 app.command()(doctor.doctor)

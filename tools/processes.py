@@ -19,7 +19,7 @@ from omniload.errors import OmniloadError
 from omniload.tools.pieces import PieceJob, Stopped, run_piece
 from omniload.tools.receipts import Receipt
 
-__all__ = ["run_pieces"]
+__all__ = ["run_pieces", "start_worker"]
 
 _POLL_S = 0.2
 
@@ -52,7 +52,7 @@ def run_pieces(
         return
     # not fork: it is unsafe once a library has started threads
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=start_worker)
     try:
         yield from _drive(pool, jobs, workers, tick)
     finally:
@@ -105,7 +105,8 @@ def _result(future: Future[Receipt]) -> Receipt:
         raise error from None  # its message says it all; not where in another process it was raised
 
 
-def _start_worker() -> None:
+def start_worker() -> None:
+    """Set a worker process up: the main process alone decides when it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process tells us to stop
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

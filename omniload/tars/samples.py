@@ -84,8 +84,18 @@ def is_image(member: Member) -> bool:
     return split_name(member.name)[1].rpartition(".")[2] in _IMAGE_ENDS
 
 
-def group_members(found: Iterable[Member | Damage]) -> Iterator[list[Member] | Damage]:
-    """Group neighbours with the same key; damage parts them."""
+def group_members(
+    found: Iterable[Member | Damage], *, on_member: Callable[[Member], None] | None = None
+) -> Iterator[list[Member] | Damage]:
+    """Group neighbours with the same key; damage parts them.
+
+    Args:
+        found: from a walk through an archive.
+        on_member: called with each member that belongs to a sample, before the next is looked for.
+
+    Yields:
+        Samples and damage in archive order.
+    """
     group: list[Member] = []
     current = ""
     for member in found:
@@ -102,6 +112,8 @@ def group_members(found: Iterable[Member | Damage]) -> Iterator[list[Member] | D
             yield group
             group = []
         current = key
+        if on_member is not None:
+            on_member(member)
         group.append(member)
     if group:
         yield group

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from omniload.errors import ConfigError
 from omniload.shards.manifest import MANIFEST_NAME
+from omniload.tars.manifest import ENCODER_NAME, REJECTED_NAME, SET_NAME
 from omniload.tools.sources.base import InputFile
 from omniload.tools.sources.internvl_meta import is_meta, meta_files
 
@@ -36,7 +37,10 @@ _NAMES = {
 }
 _ENDS = (".json", ".jsonl", ".ndjson", ".tar", ".parquet")
 # written by the datasets library beside the data
-_NOT_DATA = ("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json")
+_NOT_DATA = (
+    "dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json",
+    SET_NAME, ENCODER_NAME, REJECTED_NAME,
+)  # fmt: skip
 _MAX_META = 1 << 26
 _HEAD = 1 << 16
 _TAR_MAGIC = slice(257, 262)

@@ -1,0 +1,377 @@
+"""A whole run of `omniload index`: find the tars, index those that have no valid side file."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import json
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from omniload.errors import ConfigError, ShardError
+from omniload.shards import settings_fingerprint
+from omniload.shards.arrow import index_schema, seal
+from omniload.shards.manifest import partial_name, write_atomic
+from omniload.tars.maker import encoder_to_json
+from omniload.tars.manifest import (
+    ENCODER_NAME,
+    LENGTHS_NAME,
+    REJECTED_NAME,
+    TarEntry,
+    TarManifest,
+    write_tar_manifest,
+)
+from omniload.tars.side_file import SUFFIX, SideFile, TarFacts
+from omniload.tools.index_jobs import IndexJob, run_index_jobs
+from omniload.tools.progress_bar import bytes_bar
+from omniload.tools.recipe import Recipe, make_encoder
+
+__all__ = ["IndexSummary", "index_tars"]
+
+_LENGTHS = ("num_tokens", "num_tiles", "num_loss_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexSummary:
+    """What a run did.
+
+    Args:
+        manifest: of the set.
+        folder: where the index lies.
+        tars: what became of the tars: "indexed", "measured" (offsets were known, lengths were
+            measured anew) or "kept" -> how many.
+        reasons: category of refusal -> samples.
+        seconds: wall time.
+    """
+
+    manifest: TarManifest
+    folder: Path
+    tars: dict[str, int]
+    reasons: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give it as plain JSON."""
+        counts = dict(self.manifest.counts)
+        rows = max(self.manifest.num_rows, 1)
+        return {
+            "path": os.fspath(self.folder),
+            "tars": len(self.manifest.tars),
+            **{f"tars_{name}": count for name, count in self.tars.items()},
+            "rows": self.manifest.num_rows,
+            **counts,
+            "reasons": self.reasons,
+            "mean_tokens": counts["tokens"] / rows,
+            "mean_tiles": counts["tiles"] / rows,
+            "sources": dict(self.manifest.sources),
+            "fingerprint": self.manifest.fingerprint,
+            "vocab_size": self.manifest.settings["encoder"]["vocab_size"],
+            "added_tokens": self.manifest.settings["encoder"]["added_tokens"],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tar:
+    path: Path
+    name: str
+    side: Path
+    source: str
+
+
+def index_tars(
+    srcs: Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    recipe: Recipe | None = None,
+    workers: int = 1,
+    show_progress: bool = False,
+) -> IndexSummary:
+    """Index tars, so that they are read in place; goes on where a killed run was.
+
+    Args:
+        srcs: tars, folders or globs.
+        out: index folder; None: the folder of the tars.
+        recipe: how lengths are measured.
+        workers: processes.
+        show_progress: a bar on standard error.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ConfigError: no tar, an index folder that can't be used, or no sample that can be used.
+        ShardError: a tar can't be read.
+    """
+    recipe = recipe or Recipe()
+    if workers < 1:
+        raise ConfigError(f"--workers must be at least 1, got {workers}.")
+    begin = time.monotonic()
+    found = _find(srcs)
+    root = Path(os.path.commonpath([path.parent for path, _ in found]))
+    folder = root if out is None else Path(out).absolute()
+    settings = {name: recipe.settings()[name] for name in _SETTINGS}
+    with _claimed(folder, given=out is not None):
+        tars = []
+        for path, source in found:
+            name = path.relative_to(root).as_posix()
+            tars.append(_Tar(path=path, name=name, side=folder / (name + SUFFIX), source=source))
+        _refuse_odd_names(tars)
+        states = {tar.name: _state(tar, settings_fingerprint(settings)) for tar in tars}
+        _do(tars, states, recipe, workers=workers, show=show_progress)
+        manifest, reasons = _finish(
+            folder, root if folder != root else None, tars, settings, recipe
+        )
+    return IndexSummary(
+        manifest=manifest,
+        folder=folder,
+        tars=dict.fromkeys(("indexed", "measured", "kept"), 0) | Counter(states.values()),
+        reasons=reasons,
+        seconds=time.monotonic() - begin,
+    )
+
+
+#: What of a recipe an index depends on: images are never stored anew.
+_SETTINGS = ("encoder", "tiling", "max_tokens", "oversize")
+
+
+def _find(srcs: Sequence[str | Path]) -> list[tuple[Path, str]]:
+    """List the tars, each once, with the names of their data sets."""
+    found: dict[Path, str] = {}
+    for src in map(os.fspath, srcs):
+        path = Path(src)
+        if path.is_dir():
+            paths: Iterable[Path] = sorted(
+                inner
+                for inner in path.rglob("*.tar")
+                if inner.is_file() and not inner.name.startswith(".")
+            )
+            name = path.absolute().name
+        elif path.exists():
+            paths, name = [path], path.stem if len(srcs) == 1 else path.absolute().parent.name
+        else:
+            paths = map(Path, sorted(glob.glob(src, recursive=True)))  # noqa: PTH207
+            name = path.absolute().parent.name
+        for inner in paths:
+            found.setdefault(inner.absolute(), _text(name))
+    if not found:
+        raise ConfigError(
+            f"no tar found: expected tars, folders of .tar files or globs, got "
+            f"{', '.join(map(repr, map(os.fspath, srcs))):.200}. Only local files are indexed."
+        )
+    return list(found.items())
+
+
+def _refuse_odd_names(tars: Sequence[_Tar]) -> None:
+    for tar in tars:
+        try:
+            tar.name.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"the path of a tar must be UTF-8, got {tar.name!r}.") from None
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path, *, given: bool) -> Iterator[None]:
+    """Take the index folder for this run, and keep others out until the end."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out must be a folder, got {folder}: {error.strerror}.") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{folder} can't be written. "
+            + ("Choose another --out." if given else "Name another folder with --out.")
+        )
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(
+            f"another run is writing to {folder}. Wait for its end, or choose another --out."
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _state(tar: _Tar, fingerprint: str) -> str:
+    """Say what has to be done: "kept" (nothing), "measured" (lengths) or "indexed" (all)."""
+    try:
+        facts, side = tar.path.stat(), SideFile(tar.side).facts
+    except (OSError, ShardError):
+        return "indexed"
+    if (side.num_bytes, side.changed_ns) != (facts.st_size, facts.st_mtime_ns):
+        return "indexed"
+    same = side.settings_fingerprint == fingerprint and side.source == tar.source
+    return "kept" if same else "measured"
+
+
+def _do(
+    tars: Sequence[_Tar],
+    states: Mapping[str, str],
+    recipe: Recipe,
+    *,
+    workers: int,
+    show: bool,
+) -> None:
+    sizes = [tar.path.stat().st_size for tar in tars]
+    with tempfile.NamedTemporaryFile(prefix="omniload-index-") as file:
+        file.truncate(8 * (len(tars) + 1))
+        # slot 0 tells to stop, the others say how many bytes of a tar are done
+        progress: npt.NDArray[np.int64] = np.memmap(file.name, np.int64, "r+")  # type: ignore[call-overload]
+        jobs = []
+        for number, tar in enumerate(tars):
+            if states[tar.name] == "kept":
+                progress[number + 1] = sizes[number]
+                continue
+            tar.side.parent.mkdir(parents=True, exist_ok=True)
+            jobs.append(
+                IndexJob(
+                    path=tar.path,
+                    side=tar.side,
+                    source=tar.source,
+                    recipe=recipe,
+                    again=states[tar.name] == "measured",
+                    progress=Path(file.name),
+                    slot=number + 1,
+                )
+            )
+        with bytes_bar("index", show=show) as bar:
+
+            def tick() -> None:
+                bar(int(progress[1:].sum()), sum(sizes))
+
+            run_index_jobs(jobs, workers=workers, progress=progress, tick=tick)
+
+
+def _finish(
+    folder: Path,
+    root: Path | None,
+    tars: Sequence[_Tar],
+    settings: dict[str, Any],
+    recipe: Recipe,
+) -> tuple[TarManifest, dict[str, int]]:
+    """Write lengths, encoder and rejections, and last the description of the set."""
+    entries: list[TarEntry] = []
+    counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+    reasons: Counter[str] = Counter()
+    sources: Counter[str] = Counter()
+    columns: dict[str, list[npt.NDArray[np.int32]]] = {name: [] for name in _LENGTHS}
+    with _written(folder / REJECTED_NAME) as rejected:
+        for tar in tars:
+            side = SideFile(tar.side)
+            facts = side.facts
+            rejected.writelines(_rejected_lines(tar, side))
+            counts.update(_counts(facts))
+            reasons.update(facts.reasons)
+            sources[tar.source] += facts.num_rows
+            for name, parts in columns.items():
+                parts.append(getattr(side, name)[side.rows])
+            entries.append(
+                TarEntry(
+                    name=tar.name,
+                    num_bytes=facts.num_bytes,
+                    num_rows=facts.num_rows,
+                    digest=facts.digest,
+                    source=tar.source,
+                )
+            )
+    if counts["damaged"]:
+        reasons["damaged tar"] = counts["damaged"]
+    ordered = dict(reasons.most_common())
+    if not sum(sources.values()):
+        raise ConfigError(
+            f"no sample can be used of {counts['samples']} in {len(tars)} tars: "
+            f"{', '.join(f'{count} {reason}' for reason, count in ordered.items()) or 'all empty'}."
+            f"{_first_reason(folder / REJECTED_NAME)} See {folder / REJECTED_NAME} for all of them."
+        )
+    lengths = _write_lengths(folder, {name: np.concatenate(columns[name]) for name in _LENGTHS})
+    encoder = json.dumps(encoder_to_json(make_encoder(recipe)), sort_keys=True)
+    write_atomic(folder / ENCODER_NAME, encoder.encode() + b"\n")
+    manifest = TarManifest(
+        root="." if root is None else os.fspath(root),
+        tars=tuple(entries),
+        num_rows=lengths.num_rows,
+        lengths=lengths,
+        settings=settings,
+        fingerprint=settings_fingerprint(settings),
+        sources={name: rows for name, rows in sorted(sources.items()) if rows},
+        counts=dict(counts),
+    )
+    write_tar_manifest(folder, manifest)
+    return manifest, ordered
+
+
+_COUNTS = (
+    "members", "samples", "rejected", "damaged", "bytes_skipped", "bytes",
+    "tokens", "tiles", "loss_tokens", "images",
+)  # fmt: skip
+
+
+def _counts(facts: TarFacts) -> dict[str, int]:
+    return {
+        "members": facts.num_members,
+        "samples": facts.num_samples,
+        "rejected": facts.num_samples - facts.num_rows,
+        "damaged": facts.num_damaged,
+        "bytes_skipped": facts.bytes_skipped,
+        "bytes": facts.num_bytes,
+        **facts.totals,
+    }
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[Any]:
+    partial = partial_name(path)
+    with partial.open("w", encoding="utf-8") as file:
+        yield file
+    partial.replace(path)
+
+
+def _rejected_lines(tar: _Tar, side: SideFile) -> Iterator[str]:
+    def line(key: str, where: str, category: str, reason: str) -> str:
+        facts = {"key": key, "source": tar.source, "where": where}
+        return json.dumps({**facts, "category": category, "reason": reason}) + "\n"
+
+    for part in side.damage():
+        where = f"{tar.name} bytes {part.start} to {part.stop}"
+        yield line("", where, "damaged tar", f"{part.reason}; the samples in it are lost")
+    for number in np.flatnonzero(side.num_tokens == 0).tolist():
+        place = side.group(number)[0][0].header
+        where = f"{tar.name} sample at byte {place}"
+        yield line(side.key(number), where, *side.refusal(number))
+
+
+def _first_reason(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        line = file.readline()
+    return f" The first: {json.loads(line)['reason'].removesuffix('.')}." if line else ""
+
+
+def _write_lengths(folder: Path, columns: Mapping[str, npt.NDArray[np.int32]]) -> Any:
+    path = folder / LENGTHS_NAME
+    partial = partial_name(path)
+    arrays = [pa.array(columns[name], pa.int32()) for name in _LENGTHS]
+    with (
+        pa.OSFile(os.fspath(partial), "wb") as file,
+        pa.ipc.new_file(file, index_schema()) as writer,
+    ):
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=index_schema()))
+    return seal(partial, path, num_rows=len(arrays[0]))
+
+
+def _text(name: str) -> str:
+    return name.encode("utf-8", "replace").decode()
