@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from omniload import _native
 from omniload.errors import ConfigError
-from omniload.tools import bench_pack
+from omniload.tools import bench_mrope, bench_pack
 
 
 def run(*arguments):
@@ -25,6 +25,7 @@ def test_bench_pack_compares_all_ways_on_equal_rows():
     found = json.loads(done.output)
     native = ["native"] if _native.available() else []
     ways = [*native, "numpy", "torch.cat", "lists", "memcpy"]
+    ways += [f"M-RoPE {way}" for way in (*native, "torch", "loop")]
     assert [(row["way"], row["documents"]) for row in found["rows"]] == [
         (way, documents) for documents in (2, 3) for way in ways
     ]
@@ -37,6 +38,13 @@ def test_ways_that_pack_another_row_are_not_timed(monkeypatch):
     pack_lists = bench_pack._pack_lists
     monkeypatch.setattr(bench_pack, "_pack_lists", lambda ids, labels: pack_lists(labels, ids))
     with pytest.raises(RuntimeError, match="lists packs another row than numpy"):
+        raise run("--documents", "2", "--repeats", "1").exception
+
+
+def test_positions_of_another_row_are_not_timed(monkeypatch):
+    loop = bench_mrope._loop
+    monkeypatch.setattr(bench_mrope, "_loop", lambda *given: loop(*given) + 1)
+    with pytest.raises(RuntimeError, match="gives other positions than the loop"):
         raise run("--documents", "2", "--repeats", "1").exception
 
 

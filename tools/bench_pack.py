@@ -37,7 +37,9 @@ def pack(
 
     All but memcpy write the same: ids, labels and positions as int64, offsets as int32. Native,
     NumPy and memcpy write to memory that is there; the others allocate, as they do in a collate
-    function. CPU time of one thread, which is what a worker process has, with warm caches.
+    function. M-RoPE: three rows of positions for documents as long, half of them images, against
+    the loop over pieces that is usual. CPU time of one thread, which is what a worker process has,
+    with warm caches.
 
     Example: `omniload bench pack --documents 16 --documents 64`
     """
@@ -58,8 +60,8 @@ def pack(
     reference = "native" if _native.available() else "numpy: the C++ extension is not built"
     notes = (
         f"us: CPU time of one thread, median of {repeats} rounds. GB/s: bytes written, 24 a token. "
-        f"times: time by that of {reference}. lists: from Python lists, whose making from Arrow "
-        "is not counted."
+        f"times: time by that of {reference}; of M-RoPE by that of its first way. lists: from "
+        "Python lists, whose making from Arrow is not counted."
     )
     emit("pack", rows, as_json, notes)
 
@@ -67,10 +69,30 @@ def pack(
 def _figures(
     count: int, min_tokens: int, max_tokens: int, seed: int, repeats: int
 ) -> list[dict[str, Any]]:
-    from omniload.tools.bench_common import measure
+    from omniload.tools.bench_mrope import mrope_candidates
 
     ids, labels, picked = _columns(count, min_tokens, max_tokens, seed)
-    calls = _candidates(ids, labels, picked)
+    lengths = ids.offsets[picked + 1] - ids.offsets[picked]
+    size = {"documents": count, "tokens": int(lengths.sum())}
+    packing = _candidates(ids, labels, picked)
+    base = "native" if "native" in packing else "numpy"
+    positions = mrope_candidates(lengths.tolist(), seed)
+    num_bytes = 24 * size["tokens"] + 4 * count + 4
+    return [
+        *_timed(packing, base, size, num_bytes, repeats),
+        *_timed(positions, next(iter(positions)), size, 24 * size["tokens"], repeats),
+    ]
+
+
+def _timed(
+    calls: dict[str, Callable[[], object]],
+    base: str,
+    size: dict[str, int],
+    num_bytes: int,
+    repeats: int,
+) -> list[dict[str, Any]]:
+    from omniload.tools.bench_common import measure
+
     turns = {name: _turn(call) for name, call in calls.items()}
     timings = measure(
         {name: turn for name, (turn, _) in turns.items()},
@@ -78,17 +100,14 @@ def _figures(
         clock=time.thread_time,
     )
     medians = {name: timings[name].median_s / turns[name][1] for name in calls}
-    base = medians["native" if "native" in calls else "numpy"]
-    tokens = int((ids.offsets[picked + 1] - ids.offsets[picked]).sum())
     return [
         {
             "way": name,
-            "documents": count,
-            "tokens": tokens,
+            **size,
             "us": seconds * 1e6,
             "min_us": timings[name].min_s / turns[name][1] * 1e6,
-            "GB/s": (24 * tokens + 4 * count + 4) / seconds / 1e9,
-            "times": seconds / base,
+            "GB/s": num_bytes / seconds / 1e9,
+            "times": seconds / medians[base],
         }
         for name, seconds in medians.items()
     ]
