@@ -6,12 +6,13 @@ to a device as a single tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
+from omniload._layer_types import check_layers, same_settings
 from omniload._layout import BatchSizes
 from omniload._normalize import normalize_tiles
 from omniload._step import LOSSES, StepRow, check_dtype, check_option
@@ -224,6 +225,31 @@ class PackedBatch(StepRow):
             context_parallel=context_parallel,
         )
         return attention_arguments(row, backend, options)
+
+    def attention_by_layer(
+        self, backend: str, layers: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """Return `attention` for each type of layer; equal settings share one mask.
+
+        Gemma 3 on images: `batch.attention_by_layer("flex", {"full_attention": {"kind": "prefix"},
+        "sliding_attention": {"kind": "prefix", "window": 512}})`.
+
+        Args:
+            backend: see `attention`.
+            layers: type of layer -> keyword arguments of `attention`.
+
+        Returns:
+            Type of layer -> keyword arguments of its kernel's call.
+
+        Raises:
+            ConfigError: settings that `attention` doesn't know or refuses.
+        """
+        check_layers(layers)
+        found: dict[str, dict[str, Any]] = {}
+        for layer, given in layers.items():
+            same = next((name for name in found if same_settings(layers[name], given)), None)
+            found[layer] = self.attention(backend, **given) if same is None else {**found[same]}
+        return found
 
     # -- taken apart ------------------------------------------------------------------------------
 
