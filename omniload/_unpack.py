@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,85 @@ import torch
 
 from omniload._checks import check_choice, check_count
 from omniload._layout import TensorBuffer
+from omniload._step import StepRow
+from omniload.errors import ConfigError
 from omniload.types import IGNORE_INDEX, Sample
 
-__all__ = ["pad_rows", "to_samples"]
+__all__ = ["SampleRow"]
 
 
-def pad_rows(
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SampleRow(StepRow):
+    """A row that knows its samples; the base of `PackedBatch`, which says more."""
+
+    sample_lengths: tuple[int, ...]
+    sample_images: tuple[int, ...]
+    document_multiple: int = 1
+
+    @property
+    def num_padding_tokens(self) -> int:
+        """Tokens that are padding; those of a filler's own document are not counted."""
+        return self.num_tokens - sum(self.sample_lengths)
+
+    @property
+    def pad_ratio(self) -> float:
+        """Share of the row that is padding, 0 to 1; 0.0 for a row without tokens."""
+        return self.num_padding_tokens / max(self.num_tokens, 1)
+
+    def padded(
+        self, *, pad_token_id: int = 0, side: str = "right", multiple: int = 1
+    ) -> dict[str, torch.Tensor]:
+        """Return one row a sample, for models that must not be packed; see `omniload.pack_for`.
+
+        Tiles and their order are those of the packed row: take `pixel_values` of `model_inputs`.
+
+        Args:
+            pad_token_id: what stands in `input_ids` behind the samples; not an image token.
+            side: "right" or "left", where the padding is.
+            multiple: the rows are as long as the longest sample, rounded up to a multiple.
+
+        Returns:
+            input_ids, labels, attention_mask (1 at tokens), position_ids (0 at padding): int64
+            (num_samples, length).
+
+        Raises:
+            ConfigError: a setting out of range.
+        """
+        return _pad_rows(
+            self, self.sample_lengths, pad_token_id=pad_token_id, side=side, multiple=multiple
+        )
+
+    def unpack(self) -> list[Sample]:
+        """Copy the samples out, on the CPU: what was packed, with the first label of each -100."""
+        return _to_samples(self, self.sample_lengths, self.sample_images)
+
+    def split(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Cut what a model gave for each token into samples, padding left out.
+
+        Args:
+            values: (num_tokens, ...), for example hidden states.
+
+        Returns:
+            Views (length, ...), one a sample.
+
+        Raises:
+            ConfigError: not one entry a token.
+        """
+        is_tensor = isinstance(values, torch.Tensor)
+        if not is_tensor or values.ndim == 0 or len(values) != self.num_tokens:
+            got = tuple(values.shape) if is_tensor else type(values).__name__
+            raise ConfigError(
+                "values must be a tensor with one entry a token: expected "
+                f"{self.num_tokens}, got {got}. For a batch dimension of 1 pass values[0]."
+            )
+        parts, start = [], 0
+        for length in self.sample_lengths:
+            parts.append(values[start : start + length])
+            start += -(-length // self.document_multiple) * self.document_multiple
+        return parts
+
+
+def _pad_rows(
     row: TensorBuffer,
     lengths: Sequence[int],
     *,
@@ -46,7 +120,7 @@ def pad_rows(
     }
 
 
-def to_samples(
+def _to_samples(
     row: TensorBuffer, lengths: Sequence[int], num_images: Sequence[int]
 ) -> list[Sample]:
     """Copy the samples out; see `PackedBatch.unpack`."""

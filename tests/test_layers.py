@@ -29,7 +29,7 @@ ALLOWED = {
     "padding": set(),
     "loss": set(),
     "_step": {"_layout", "loss"},
-    "_unpack": {"_layout"},
+    "_unpack": {"_layout", "_step", "loss"},
     "attention": {"masks", "kernels", "_native"},
     "_normalize": {"_native", "kernels"},
     "_layer_types": {"attention"},
