@@ -18,6 +18,7 @@
 #include "masks.h"
 #include "mrope.h"
 #include "pack.h"
+#include "resize.h"
 #include "tiles.h"
 
 namespace {
@@ -290,6 +291,44 @@ PyObject* image_to_tiles(PyObject* const* arguments, Py_ssize_t count) {
   Py_RETURN_NONE;
 }
 
+PyObject* resize(PyObject* const* arguments, Py_ssize_t count) {
+  check_count(count, 5, "resize");
+  const Buffer image(arguments[0], "image");
+  const std::int64_t columns = positive(arguments[1], "columns");
+  const std::int64_t rows = positive(arguments[2], "rows");
+  const Buffer out(arguments[3], "out", Access::kWrite);
+  const int use_vectors = PyObject_IsTrue(arguments[4]);
+  if (use_vectors < 0) throw PythonError{};
+  const auto* pixels = image.as<const std::uint8_t>();
+  auto* target = out.as<std::uint8_t>();
+  if (image.ndim() != 3 || image.extent(2) != 3 || image.size() == 0) {
+    throw std::invalid_argument("image must have the shape (height, width, 3), with pixels.");
+  }
+  const bool planar = out.ndim() == 4;
+  const bool fits =
+      out.size() > 0 && (planar ? out.extent(0) / columns == rows && out.extent(0) % columns == 0 &&
+                                      out.extent(1) == 3
+                                : out.ndim() == 3 && columns == 1 && rows == 1 && out.extent(2) == 3);
+  if (!fits) {
+    throw std::invalid_argument(
+        "out must have the shape (columns * rows, 3, height, width), or (height, width, 3) for one "
+        "column and row, with pixels.");
+  }
+  const std::int64_t height = out.extent(planar ? 2 : 0);
+  const std::int64_t width = out.extent(planar ? 3 : 1);
+  {
+    const ReleasedLock released;
+    omniload::resize(pixels, image.extent(0), image.extent(1), columns, rows, height, width, planar,
+                     use_vectors != 0, target);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* resize_is_quick(PyObject* const*, Py_ssize_t count) {
+  check_count(count, 0, "resize_is_quick");
+  return PyBool_FromLong(omniload::resize_is_quick() ? 1 : 0);
+}
+
 PyObject* turn_upright(PyObject* const* arguments, Py_ssize_t count) {
   check_count(count, 3, "turn_upright");
   const Buffer image(arguments[0], "image");
@@ -499,6 +538,9 @@ PyMethodDef kMethods[] = {
     {"pack", method<pack>(), METH_FASTCALL, "Pack documents given as buffers; return the loss tokens."},
     {"pack_list", method<pack_list>(), METH_FASTCALL, "Pack rows of two Arrow list columns."},
     {"image_to_tiles", method<image_to_tiles>(), METH_FASTCALL, "Cut an HWC image into CHW tiles."},
+    {"resize", method<resize>(), METH_FASTCALL, "Resize an HWC image, to CHW tiles or as it is."},
+    {"resize_is_quick", method<resize_is_quick>(), METH_FASTCALL,
+     "Whether this processor has the vector code of resize."},
     {"turn_upright", method<turn_upright>(), METH_FASTCALL, "Apply an EXIF orientation."},
     {"normalize", method<normalize>(), METH_FASTCALL, "Look uint8 tiles up in a 3 x 256 table."},
     {"mrope_position_ids", method<mrope_position_ids>(), METH_FASTCALL,

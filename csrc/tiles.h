@@ -11,6 +11,10 @@ namespace omniload {
 void image_to_tiles(const std::uint8_t* image, std::int64_t columns, std::int64_t rows,
                     std::int64_t height, std::int64_t width, std::uint8_t* out) noexcept;
 
+// Writes row `y` of such an image, uint8 (columns * width, 3), to its place in `out`.
+void row_to_tiles(const std::uint8_t* line, std::int64_t columns, std::int64_t y,
+                  std::int64_t height, std::int64_t width, std::uint8_t* out) noexcept;
+
 // Applies an EXIF orientation, 1 to 8, to `image`, uint8 (height, width, 3). `out` has the same
 // number of pixels, with the sides exchanged from orientation 5 on. The arrays must not overlap.
 void turn_upright(const std::uint8_t* image, std::int64_t height, std::int64_t width,

@@ -74,7 +74,8 @@ def fresh_choice(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "state", "text"),
     [
-        ("", "ok", "torch; vector code of this processor: "),
+        ("", "ok", "; vector code of this processor: "),
+        ("torch", "ok", "torch; vector code of this processor: "),
         ("pillow", "note", "pixels differ slightly"),
         ("opencv", "problem", "got 'opencv'"),
     ],
@@ -83,7 +84,7 @@ def test_doctor_says_what_resizes(fresh_choice, name, state, text):
     fresh_choice.setenv("OMNILOAD_RESIZE", name)
     if name == "pillow" and pil_info().simd:
         pytest.skip("PIL is Pillow-SIMD")
-    if not name and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+    if name in ("", "torch") and not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         pytest.skip("this processor has no AVX2")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

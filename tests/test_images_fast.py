@@ -12,14 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from omniload import _native
 from omniload.errors import ConfigError
 from omniload.images import (
+    AnyResTiles,
     InternVLTiles,
+    NaViTPatches,
     cut_tiles,
     decode,
     image_size,
@@ -30,16 +32,16 @@ from omniload.images import (
 )
 from omniload.images.cells import write_cells
 from omniload.images.decode import _upright
+from omniload.images.resize import write_resized
 from tests.images_corpus import encode, exif, noise, photo
 
 ROOT = Path(__file__).resolve().parent.parent
-NATIVE = pytest.param(
-    "native",
-    marks=pytest.mark.skipif(not _native.available(), reason="the extension is not built"),
-)
+native = pytest.mark.skipif(not _native.available(), reason="the extension is not built")
+NATIVE = pytest.param("native", marks=native)
 BACKENDS = [NATIVE, "numpy"]
 SMALL = InternVLTiles(size=28, max_tiles=6)
 sides = st.one_of(st.just(1), st.integers(2, 40), st.sampled_from([31, 32, 33, 64, 97]))
+long_sides = st.one_of(sides, st.integers(41, 700))
 
 
 @pytest.fixture
@@ -134,8 +136,123 @@ def test_pillow_differs_from_torch_by_two_levels_at_most_and_pillow_simd_not_at_
     assert np.abs(ours - by_pillow(photo(*size), (56, 28))).max() <= most
 
 
-def test_torch_is_chosen_where_it_has_vector_code(fresh_choice):
+@native
+@settings(deadline=None, max_examples=300)
+@given(
+    source=st.tuples(long_sides, long_sides),
+    target=st.tuples(long_sides, long_sides),
+    kind=st.sampled_from(["noise", "photo", "edges"]),
+    use_vectors=st.booleans(),
+)
+@example(source=(333, 2), target=(333, 7), kind="noise", use_vectors=True)
+@example(source=(5, 400), target=(700, 400), kind="edges", use_vectors=True)
+@example(source=(1, 700), target=(64, 1), kind="edges", use_vectors=True)
+def test_our_own_resize_gives_torchs_bits(source, target, kind, use_vectors):
+    image = photo(*source) if kind == "photo" else noise(*source)
+    if kind == "edges":
+        image = (image // 128) * np.uint8(255)
+    out = np.full((target[1], target[0], 3), 7, np.uint8)
+    _native.require().resize(image, 1, 1, out, use_vectors)
+    assert np.array_equal(out, resize(image, *target, backend="torch"))
+
+
+@native
+@pytest.mark.parametrize("use_vectors", [True, False])
+@pytest.mark.parametrize("size", [(640, 480), (1654, 2339), (1003, 700)])
+def test_our_own_resize_gives_torchs_bits_for_whole_pictures(size, use_vectors):
+    image = photo(*size)
+    for columns, rows in ((1, 1), (2, 3), (4, 2)):
+        tiles = np.full((columns * rows, 3, 448, 448), 7, np.uint8)
+        _native.require().resize(image, columns, rows, tiles, use_vectors)
+        expected = np.zeros_like(tiles)
+        write_resized(image, columns, rows, out=expected, backend="torch")
+        assert np.array_equal(tiles, expected)
+
+
+@native
+@settings(deadline=None)
+@given(
+    source=st.tuples(long_sides, long_sides),
+    cell=st.tuples(sides, sides),
+    grid=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+)
+def test_resized_cells_are_the_cells_of_the_resized(source, cell, grid):
+    image = noise(*source)
+    out = np.full((grid[0] * grid[1], 3, cell[1], cell[0]), 7, np.uint8)
+    write_resized(image, *grid, out=out, backend="native")
+    expected = np.zeros_like(out)
+    whole = resize(image, grid[0] * cell[0], grid[1] * cell[1], backend="torch")
+    write_cells(whole, *grid, out=expected)
+    assert np.array_equal(out, expected)
+    strided = np.zeros((*out.shape[:3], 2 * cell[0]), np.uint8)[..., ::2]
+    write_resized(np.asfortranarray(image), *grid, out=strided, backend="native")
+    assert np.array_equal(strided, expected)
+
+
+@native
+@pytest.mark.parametrize(
+    ("image", "columns", "rows", "shape"),
+    [
+        ((4, 4, 3), 1, 1, (4, 4, 4)),
+        ((4, 4, 3), 2, 1, (4, 4, 3)),
+        ((4, 4, 3), 2, 2, (3, 3, 4, 4)),
+        ((4, 4, 3), 1, 1, (1, 3, 0, 4)),
+        ((0, 4, 3), 1, 1, (4, 4, 3)),
+        ((4, 4), 1, 1, (4, 4, 3)),
+        ((4, 4, 3), 1 << 62, 4, (0, 3, 4, 4)),
+    ],
+)
+def test_memory_of_another_shape_is_refused_before_it_is_touched(image, columns, rows, shape):
+    with pytest.raises(ValueError, match="must have the shape"):
+        _native.require().resize(
+            np.zeros(image, np.uint8), columns, rows, np.zeros(shape, np.uint8), True
+        )
+
+
+@native
+@pytest.mark.parametrize("policy", [InternVLTiles(), AnyResTiles(), NaViTPatches()])
+def test_a_very_long_image_takes_little_memory_beside_itself(policy):
+    if resize_backend() != "native":
+        pytest.skip("our own resize is not used here")
+    done = subprocess.run(
+        [sys.executable, "-c", LONG_IMAGE.format(policy=policy)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < 40 << 20
+
+
+LONG_IMAGE = """
+import resource
+import numpy as np
+from omniload.images import *
+image = np.zeros((100_000, 30, 3), np.uint8)
+policy = {policy!r}
+out = np.zeros((policy.num_tiles(30, 100_000), 3, policy.size, policy.size), np.uint8)
+cut_tiles(np.ones((9, 9, 3), np.uint8), policy, out=np.zeros_like(out)[: policy.num_tiles(9, 9)])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+cut_tiles(image, policy, out=out)
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+def without_our_own(fresh_choice):
+    module = sys.modules["omniload.images.resize"]
     fresh_choice.delenv("OMNILOAD_RESIZE", raising=False)
+    fresh_choice.setattr(module._native, "choose", lambda backend: None)
+    return module
+
+
+def test_our_own_is_chosen_where_it_has_vector_code(fresh_choice):
+    fresh_choice.delenv("OMNILOAD_RESIZE", raising=False)
+    extension = _native.choose("auto")
+    is_quick = extension is not None and extension.resize_is_quick()
+    assert (resize_backend() == "native") == is_quick
+
+
+def test_else_torch_is_chosen_where_it_has_vector_code(fresh_choice):
+    without_our_own(fresh_choice)
     capability = torch.backends.cpu.get_cpu_capability()
     if capability.startswith("AVX") or not pil_info().simd:
         assert resize_backend() == "torch"
@@ -144,8 +261,7 @@ def test_torch_is_chosen_where_it_has_vector_code(fresh_choice):
 
 
 def test_without_vector_code_pillow_simd_is_chosen_and_plain_pillow_never(fresh_choice):
-    module = sys.modules["omniload.images.resize"]
-    fresh_choice.delenv("OMNILOAD_RESIZE", raising=False)
+    module = without_our_own(fresh_choice)
     fresh_choice.setattr(module.platform, "machine", lambda: "x86_64")
     fresh_choice.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert resize_backend() == ("pillow-simd" if pil_info().simd else "torch")
@@ -175,7 +291,7 @@ def test_plain_pillow_warns_once_that_pixels_differ(fresh_choice):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("opencv", r"'auto' or one of \('torch', 'pillow-simd', 'pillow'\), got 'opencv'"),
+        ("opencv", r"'auto' or one of \('native', 'torch', .*'pillow'\), got 'opencv'"),
         ("pillow-simd", r"needs Pillow-SIMD, but PIL is plain Pillow"),
     ],
 )

@@ -14,7 +14,7 @@ from omniload.images.canvas import on_canvas
 from omniload.images.cells import write_cells
 from omniload.images.checks import check_integer, check_sides
 from omniload.images.header import MAX_PIXELS
-from omniload.images.resize import resize
+from omniload.images.resize import resize, write_resized
 
 __all__ = ["AnyResTiles", "SquarePad"]
 
@@ -89,8 +89,7 @@ class SquarePad:
             out: uint8 (1, 3, size, size).
         """
         side = max(image.shape[:2])
-        square = resize(on_canvas(image, side, side, self.fill), self.size, self.size)
-        write_cells(square, 1, 1, out=out)
+        write_resized(on_canvas(image, side, side, self.fill), 1, 1, out=out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +222,7 @@ class AnyResTiles:
         else:
             inside = min(math.ceil(width * scale_height), canvas_width), canvas_height
         canvas = on_canvas(resize(image, *inside), canvas_width, canvas_height, (0, 0, 0))
-        write_cells(resize(image, self.size, self.size), 1, 1, out=out[:1])
+        write_resized(image, 1, 1, out=out[:1])
         columns, rows = canvas_width // self.size, canvas_height // self.size
         write_cells(canvas, columns, rows, out=out[1:])
 

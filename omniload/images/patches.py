@@ -15,9 +15,8 @@ import numpy.typing as npt
 
 from omniload.errors import SampleError
 from omniload.images.canvas import write_patches
-from omniload.images.cells import write_cells
 from omniload.images.checks import check_integer, check_sides, highest_limit
-from omniload.images.resize import resize
+from omniload.images.resize import resize, write_resized
 
 __all__ = ["NaViTPatches", "QwenPatches"]
 
@@ -272,5 +271,4 @@ class NaViTPatches:
             out: uint8 (num_tiles, 3, patch_size, patch_size), row by row.
         """
         columns, rows = self.grid(image.shape[1], image.shape[0])
-        resized = resize(image, columns * self.patch_size, rows * self.patch_size)
-        write_cells(resized, columns, rows, out=out)
+        write_resized(image, columns, rows, out=out)

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError, SampleError
-from omniload.images.cells import write_cells
 from omniload.images.decode import decode
-from omniload.images.resize import resize
+from omniload.images.resize import write_resized
 
 __all__ = ["InternVLTiles", "TilePolicy", "TokenPolicy", "count_tokens", "cut_tiles", "tiles"]
 
@@ -232,10 +231,9 @@ def cut_tiles(image: UInt8Array, policy: TilePolicy, *, out: UInt8Array) -> None
     if cut is not None:
         cut(image, out=out)
         return
-    resized = resize(image, columns * size, rows * size)
-    write_cells(resized, columns, rows, out=out[:count])
+    write_resized(image, columns, rows, out=out[:count])
     if len(out) > count:
-        write_cells(resize(image, size, size), 1, 1, out=out[count:])
+        write_resized(image, 1, 1, out=out[count:])
 
 
 @lru_cache(maxsize=256)
