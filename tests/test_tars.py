@@ -235,7 +235,10 @@ def test_samples_away_from_the_damage_survive_and_what_is_missing_is_counted(
     try:
         summary = index_tars([path], recipe=RECIPE, out=folder / "index")
     except ConfigError as error:  # nothing is left
-        assert "no sample can be used" in str(error) or "is not a tar" in str(error)
+        said = str(error)
+        summary = None
+    if summary is None:
+        assert "no sample can be used" in said or "is not a tar" in said
         return
     tars = open_tars(folder / "index")
     found = {tars.read(row).key: record_of(tars, row) for row in range(len(tars))}
@@ -273,9 +276,10 @@ def test_damage_after_indexing_gives_the_same_records_or_an_error(tmp_path_facto
     expected = [record_of(tars, row) for row in range(20)]
     data, _ = flipped((folder / "a.tar").read_bytes(), rng)
     (folder / "a.tar").write_bytes(data)
+    said = []
     for row in range(20):
         try:
             assert record_of(tars, row) == expected[row]
         except (SampleError, ShardError) as error:
-            assert "a.tar" in str(error)
-            assert "omniload index" in str(error)
+            said.append(str(error))
+    assert all("a.tar" in text and "omniload index" in text for text in said)

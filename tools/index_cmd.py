@@ -132,7 +132,8 @@ def _report(summary: IndexSummary, *, as_json: bool) -> None:
     lines = [
         f"tars        {plural(facts['tars'], 'tar')}, {facts['bytes'] / (1 << 20):,.1f} MiB, "
         f"{facts['members']:,} members: {states} in {facts['seconds']:.1f} s",
-        f"rows        {facts['rows']:,} of {plural(facts['samples'], 'sample')}, in {facts['path']}",
+        f"rows        {facts['rows']:,} of {plural(facts['samples'], 'sample')}, "
+        f"index in {facts['path']}",
         f"tokens      {facts['tokens']:,} (mean {facts['mean_tokens']:,.1f}), "
         f"{facts['loss_tokens']:,} give loss",
         f"tiles       {facts['tiles']:,} (mean {facts['mean_tiles']:.2f}) "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
-import json
 import os
 import tempfile
 import time
@@ -17,29 +16,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from omniload.errors import ConfigError, ShardError
 from omniload.shards import settings_fingerprint
-from omniload.shards.arrow import index_schema, seal
-from omniload.shards.manifest import partial_name, write_atomic
-from omniload.tars.maker import encoder_to_json
-from omniload.tars.manifest import (
-    ENCODER_NAME,
-    LENGTHS_NAME,
-    REJECTED_NAME,
-    TarEntry,
-    TarManifest,
-    write_tar_manifest,
-)
-from omniload.tars.side_file import SUFFIX, SideFile, TarFacts
+from omniload.tars.manifest import TarManifest
+from omniload.tars.side_file import SUFFIX, SideFile
 from omniload.tools.index_jobs import IndexJob, run_index_jobs
+from omniload.tools.index_set import IndexedTar, finish_index
 from omniload.tools.progress_bar import bytes_bar
-from omniload.tools.recipe import Recipe, make_encoder
+from omniload.tools.recipe import Recipe
 
 __all__ = ["IndexSummary", "index_tars"]
-
-_LENGTHS = ("num_tokens", "num_tiles", "num_loss_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +69,6 @@ class IndexSummary:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Tar:
-    path: Path
-    name: str
-    side: Path
-    source: str
-
-
 def index_tars(
     srcs: Sequence[str | Path],
     *,
@@ -126,11 +105,13 @@ def index_tars(
         tars = []
         for path, source in found:
             name = path.relative_to(root).as_posix()
-            tars.append(_Tar(path=path, name=name, side=folder / (name + SUFFIX), source=source))
+            tars.append(
+                IndexedTar(path=path, name=name, side=folder / (name + SUFFIX), source=source)
+            )
         _refuse_odd_names(tars)
         states = {tar.name: _state(tar, settings_fingerprint(settings)) for tar in tars}
         _do(tars, states, recipe, workers=workers, show=show_progress)
-        manifest, reasons = _finish(
+        manifest, reasons = finish_index(
             folder, root if folder != root else None, tars, settings, recipe
         )
     return IndexSummary(
@@ -173,7 +154,7 @@ def _find(srcs: Sequence[str | Path]) -> list[tuple[Path, str]]:
     return list(found.items())
 
 
-def _refuse_odd_names(tars: Sequence[_Tar]) -> None:
+def _refuse_odd_names(tars: Sequence[IndexedTar]) -> None:
     for tar in tars:
         try:
             tar.name.encode()
@@ -207,7 +188,7 @@ def _claimed(folder: Path, *, given: bool) -> Iterator[None]:
         os.close(lock)
 
 
-def _state(tar: _Tar, fingerprint: str) -> str:
+def _state(tar: IndexedTar, fingerprint: str) -> str:
     """Say what has to be done: "kept" (nothing), "measured" (lengths) or "indexed" (all)."""
     try:
         facts, side = tar.path.stat(), SideFile(tar.side).facts
@@ -220,7 +201,7 @@ def _state(tar: _Tar, fingerprint: str) -> str:
 
 
 def _do(
-    tars: Sequence[_Tar],
+    tars: Sequence[IndexedTar],
     states: Mapping[str, str],
     recipe: Recipe,
     *,
@@ -255,122 +236,6 @@ def _do(
                 bar(int(progress[1:].sum()), sum(sizes))
 
             run_index_jobs(jobs, workers=workers, progress=progress, tick=tick)
-
-
-def _finish(
-    folder: Path,
-    root: Path | None,
-    tars: Sequence[_Tar],
-    settings: dict[str, Any],
-    recipe: Recipe,
-) -> tuple[TarManifest, dict[str, int]]:
-    """Write lengths, encoder and rejections, and last the description of the set."""
-    entries: list[TarEntry] = []
-    counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
-    reasons: Counter[str] = Counter()
-    sources: Counter[str] = Counter()
-    columns: dict[str, list[npt.NDArray[np.int32]]] = {name: [] for name in _LENGTHS}
-    with _written(folder / REJECTED_NAME) as rejected:
-        for tar in tars:
-            side = SideFile(tar.side)
-            facts = side.facts
-            rejected.writelines(_rejected_lines(tar, side))
-            counts.update(_counts(facts))
-            reasons.update(facts.reasons)
-            sources[tar.source] += facts.num_rows
-            for name, parts in columns.items():
-                parts.append(getattr(side, name)[side.rows])
-            entries.append(
-                TarEntry(
-                    name=tar.name,
-                    num_bytes=facts.num_bytes,
-                    num_rows=facts.num_rows,
-                    digest=facts.digest,
-                    source=tar.source,
-                )
-            )
-    if counts["damaged"]:
-        reasons["damaged tar"] = counts["damaged"]
-    ordered = dict(reasons.most_common())
-    if not sum(sources.values()):
-        raise ConfigError(
-            f"no sample can be used of {counts['samples']} in {len(tars)} tars: "
-            f"{', '.join(f'{count} {reason}' for reason, count in ordered.items()) or 'all empty'}."
-            f"{_first_reason(folder / REJECTED_NAME)} See {folder / REJECTED_NAME} for all of them."
-        )
-    lengths = _write_lengths(folder, {name: np.concatenate(columns[name]) for name in _LENGTHS})
-    encoder = json.dumps(encoder_to_json(make_encoder(recipe)), sort_keys=True)
-    write_atomic(folder / ENCODER_NAME, encoder.encode() + b"\n")
-    manifest = TarManifest(
-        root="." if root is None else os.fspath(root),
-        tars=tuple(entries),
-        num_rows=lengths.num_rows,
-        lengths=lengths,
-        settings=settings,
-        fingerprint=settings_fingerprint(settings),
-        sources={name: rows for name, rows in sorted(sources.items()) if rows},
-        counts=dict(counts),
-    )
-    write_tar_manifest(folder, manifest)
-    return manifest, ordered
-
-
-_COUNTS = (
-    "members", "samples", "rejected", "damaged", "bytes_skipped", "bytes",
-    "tokens", "tiles", "loss_tokens", "images",
-)  # fmt: skip
-
-
-def _counts(facts: TarFacts) -> dict[str, int]:
-    return {
-        "members": facts.num_members,
-        "samples": facts.num_samples,
-        "rejected": facts.num_samples - facts.num_rows,
-        "damaged": facts.num_damaged,
-        "bytes_skipped": facts.bytes_skipped,
-        "bytes": facts.num_bytes,
-        **facts.totals,
-    }
-
-
-@contextlib.contextmanager
-def _written(path: Path) -> Iterator[Any]:
-    partial = partial_name(path)
-    with partial.open("w", encoding="utf-8") as file:
-        yield file
-    partial.replace(path)
-
-
-def _rejected_lines(tar: _Tar, side: SideFile) -> Iterator[str]:
-    def line(key: str, where: str, category: str, reason: str) -> str:
-        facts = {"key": key, "source": tar.source, "where": where}
-        return json.dumps({**facts, "category": category, "reason": reason}) + "\n"
-
-    for part in side.damage():
-        where = f"{tar.name} bytes {part.start} to {part.stop}"
-        yield line("", where, "damaged tar", f"{part.reason}; the samples in it are lost")
-    for number in np.flatnonzero(side.num_tokens == 0).tolist():
-        place = side.group(number)[0][0].header
-        where = f"{tar.name} sample at byte {place}"
-        yield line(side.key(number), where, *side.refusal(number))
-
-
-def _first_reason(path: Path) -> str:
-    with path.open(encoding="utf-8") as file:
-        line = file.readline()
-    return f" The first: {json.loads(line)['reason'].removesuffix('.')}." if line else ""
-
-
-def _write_lengths(folder: Path, columns: Mapping[str, npt.NDArray[np.int32]]) -> Any:
-    path = folder / LENGTHS_NAME
-    partial = partial_name(path)
-    arrays = [pa.array(columns[name], pa.int32()) for name in _LENGTHS]
-    with (
-        pa.OSFile(os.fspath(partial), "wb") as file,
-        pa.ipc.new_file(file, index_schema()) as writer,
-    ):
-        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=index_schema()))
-    return seal(partial, path, num_rows=len(arrays[0]))
 
 
 def _text(name: str) -> str:
