@@ -16,6 +16,7 @@ from omniload.shards.manifest import (
     write_manifest,
 )
 from omniload.shards.reader import ShardSet, open_shards
+from omniload.shards.remote import rows_per_window
 from omniload.shards.verify import fault_of_file, verify_shards
 from omniload.shards.write import finish_shards, write_index, write_shards
 
@@ -30,6 +31,7 @@ __all__ = [
     "finish_shards",
     "open_shards",
     "read_manifest",
+    "rows_per_window",
     "settings_fingerprint",
     "verify_shards",
     "write_index",

@@ -23,6 +23,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Manifest",
     "ShardInfo",
+    "parse_manifest",
     "partial_name",
     "read_manifest",
     "settings_fingerprint",
@@ -148,20 +149,35 @@ def read_manifest(folder: str | Path, *, check_files: bool = True) -> Manifest:
     folder = Path(folder)
     path = folder / MANIFEST_NAME
     try:
-        data = json.loads(path.read_bytes())
+        text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ShardError(_no_manifest(folder)) from None
+    except OSError as error:
+        raise ShardError(f"{path} can't be read: {error.strerror}.") from None
+    manifest = parse_manifest(text, path)
+    if check_files:
+        _check_files(folder, manifest)
+    return manifest
+
+
+def parse_manifest(text: bytes | str, path: Path | str) -> Manifest:
+    """Read and check the text of a manifest.
+
+    Args:
+        text: the JSON.
+        path: where it was found, for messages.
+
+    Raises:
+        ShardError: another schema version, or a broken one.
+    """
+    try:
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ShardError(
             f"{path} must be JSON, but it can't be read: {error}. Copy it again from where the "
             "shards were made, or preprocess again."
         ) from None
-    except OSError as error:
-        raise ShardError(f"{path} can't be read: {error.strerror}.") from None
-    manifest = _parse(path, data)
-    if check_files:
-        _check_files(folder, manifest)
-    return manifest
+    return _parse(path, data)
 
 
 def _no_manifest(folder: Path) -> str:
@@ -180,7 +196,7 @@ def _no_manifest(folder: Path) -> str:
     )
 
 
-def _parse(path: Path, data: Any) -> Manifest:
+def _parse(path: Path | str, data: Any) -> Manifest:
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise ShardError(f"{path} is not a manifest of omniload: its format must be {_FORMAT!r}.")
     if data.get("schema_version") != SCHEMA_VERSION:

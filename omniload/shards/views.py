@@ -36,8 +36,8 @@ _pair = struct.Struct("<ii").unpack_from
 _long_pair = struct.Struct("<qq").unpack_from
 
 
-def damaged(path: Path, what: str) -> ShardError:
-    """Make the error for a file that is not what it should be."""
+def damaged(path: Path | str, what: str) -> ShardError:
+    """Make the error for a file, by path or URL, that is not what it should be."""
     return ShardError(
         f"{path} is damaged: {what}. Copy it again from where it was made (its xxh3_128 is in the "
         "manifest), or preprocess again."
@@ -61,7 +61,7 @@ def map_file(path: Path, info: ShardInfo) -> mmap.mmap:
     return mapped
 
 
-def open_arrow(path: Path, data: mmap.mmap) -> Any:
+def open_arrow(path: Path | str, data: mmap.mmap) -> Any:
     """Open mapped bytes as an Arrow file.
 
     Raises:
@@ -77,16 +77,20 @@ class OpenedShard:
     """One mapped shard.
 
     Args:
-        path: the file.
+        path: the file, or its URL.
         info: its line in the manifest.
         data: its bytes.
+        copies: give arrays of their own, so that no record keeps the map; False: views of it.
 
     Raises:
         ShardError: it is damaged.
     """
 
-    def __init__(self, path: Path, info: ShardInfo, data: mmap.mmap) -> None:
+    def __init__(
+        self, path: Path | str, info: ShardInfo, data: mmap.mmap, *, copies: bool = False
+    ) -> None:
         self._path = path
+        self._copies = copies
         self._info = info
         self._data = data
         schema = open_arrow(path, data).schema
@@ -112,7 +116,7 @@ class OpenedShard:
         )
 
     def record(self, local: int, *, row: int) -> Record:
-        """Cut one row out; arrays are views of the map, image files are copied.
+        """Cut one row out; image files are copied.
 
         Args:
             local: its number in the shard.
@@ -132,7 +136,7 @@ class OpenedShard:
             raise damaged(self._path, f"row {row}: {error}") from None
 
     def _cut(self, layout: BatchLayout, place: int, row: int) -> Record:
-        rows = _Rows(self._data, self._ints, layout)
+        rows = _Rows(self._data, self._ints, layout, copies=self._copies)
         return Record(
             row=row,
             key=rows.text(_KEY, place),
@@ -182,9 +186,12 @@ class _Rows:
     checks them too: no damage leads outside the file.
     """
 
-    __slots__ = ("_base", "_buffers", "_data", "_ints")
+    __slots__ = ("_base", "_buffers", "_copies", "_data", "_ints")
 
-    def __init__(self, data: mmap.mmap, ints: Int32Array, layout: BatchLayout) -> None:
+    def __init__(
+        self, data: mmap.mmap, ints: Int32Array, layout: BatchLayout, *, copies: bool
+    ) -> None:
+        self._copies = copies
         self._data = data
         self._ints = ints
         _, self._base, self._buffers = layout
@@ -197,7 +204,8 @@ class _Rows:
         first, last = self._bounds(column + 1, place, column + 3, 4)
         if first & 3:
             raise ValueError("integers must be aligned")
-        return self._ints[first >> 2 : last >> 2]
+        found = self._ints[first >> 2 : last >> 2]
+        return found.copy() if self._copies else found
 
     def images(self, column: int, place: int) -> tuple[bytes, ...]:
         # the items are 64-bit offsets, one more than images, into the bytes of the files

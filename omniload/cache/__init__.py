@@ -1,0 +1,14 @@
+"""Files from elsewhere, kept in a folder of this machine that all its processes share.
+
+A file is known by its checksum and size. It has its name in the folder only once it is there in
+full and verified, so whatever happens to a process or the machine, nothing is trusted wrongly.
+"""
+
+from __future__ import annotations
+
+from omniload.cache.client import CacheClient
+from omniload.cache.config import Cache, Storage
+from omniload.cache.folder import Entry
+from omniload.cache.url import is_url, join_url, shown_url
+
+__all__ = ["Cache", "CacheClient", "Entry", "Storage", "is_url", "join_url", "shown_url"]

@@ -1,0 +1,252 @@
+"""What a process does with the cache: get a file now, and have those fetched that come next."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from omniload.cache.ahead import FetchAhead
+from omniload.cache.config import Cache, Storage
+from omniload.cache.download import download, fetch_bytes
+from omniload.cache.folder import CacheFolder, Entry
+from omniload.cache.orders import PublishedOrder
+from omniload.cache.room import reserve
+from omniload.cache.transport import make_transport
+from omniload.cache.url import check_url
+
+__all__ = ["CacheClient"]
+
+Value = TypeVar("Value")
+
+# a map costs a file descriptor, and is made again in 0.3 ms
+_MAX_HELD = 256
+_WATCH_S = 0.1
+
+
+class CacheClient:
+    """Files from below one URL, through a cache folder.
+
+    It can be pickled and forked: what travels is the settings. Connections, locks and threads are
+    made on first use in each process, and threads may share it.
+
+    Args:
+        url: what lies above all files; decides the protocol.
+        cache: the folder.
+        storage: how to fetch.
+
+    Raises:
+        ConfigError: a protocol that is not read, or a folder that can't be used.
+    """
+
+    def __init__(self, url: str, *, cache: Cache, storage: Storage) -> None:
+        check_url(url)
+        self.url = url
+        self.cache = cache
+        self.storage = storage
+        CacheFolder(cache)  # complains at once
+        self._processes: dict[int, _Process] = {}
+        weakref.finalize(self, _stop, self._processes).atexit = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self.url, self.cache, self.storage))
+
+    def fetch_bytes(self, url: str, *, most: int) -> bytes:
+        """Fetch a small file past the cache, with connections that are made for it alone.
+
+        Raises:
+            ShardError: it can't be had, or has more than `most` bytes.
+        """
+        transport = make_transport(url, self.storage)
+        return fetch_bytes(transport, url, most=most, storage=self.storage, sleep=time.sleep)
+
+    def get(self, entry: Entry, make: Callable[[mmap.mmap], Value]) -> Value:
+        """Return what `make` makes of a file's bytes; the same object until the file is evicted.
+
+        What it made must be let go of soon after use, since it keeps the room of the file taken.
+
+        Args:
+            entry: the file; fetched if it is not here.
+            make: called with a map of the file.
+
+        Raises:
+            ShardError: it can't be had; says why.
+        """
+        process = self._process()
+        held = process.held.get(entry.name)
+        if held is not None:
+            found: Value = held.value
+            return found
+        data, inode = process.map(entry)
+        value = make(data)
+        process.hold(entry, value, inode)
+        return value
+
+    def pin(self, entry: Entry, make: Callable[[mmap.mmap], Value]) -> Value:
+        """As `get`, for a file that this process needs for as long as it lives."""
+        process = self._process()
+        process.pin(entry)
+        return make(process.map(entry)[0])
+
+    def prefetch(self, entries: Sequence[Entry]) -> None:
+        """Say which files this process needs next, in this order; replaces what it said before.
+
+        A thread fetches them, as far as files go for it that are needed later or by nobody.
+        Returns at once.
+        """
+        self._process().want(entries)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What this process did: files that were here, files and bytes it fetched, seconds waited.
+
+        "hits" and "misses" count files that were opened, "fetched_files" and "fetched_bytes" those
+        fetched, ahead or not; "wait_s" is the time for which reading stood still.
+        """
+        return dict(self._process().figures)
+
+    def _process(self) -> _Process:
+        pid = os.getpid()
+        process = self._processes.get(pid)
+        if process is None:
+            # after a fork: locks and threads of the other process are of no use here. Without a
+            # lock, which a thread that the fork left behind could hold; setdefault is atomic.
+            process = self._processes.setdefault(
+                pid, _Process(self.url, cache=self.cache, storage=self.storage)
+            )
+            for other in [number for number in self._processes if number != pid]:
+                left = self._processes.pop(other, None)
+                if left is not None:
+                    left.leave()
+        return process
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    value: Any
+    inode: int
+
+
+class _Process:
+    """What one process has of the cache; refers to nothing that refers to it."""
+
+    def __init__(self, url: str, *, cache: Cache, storage: Storage) -> None:
+        self.held: dict[str, _Held] = {}
+        self.figures = dict.fromkeys(
+            ("hits", "misses", "fetched_files", "fetched_bytes", "wait_s"), 0.0
+        )
+        self._folder = CacheFolder(cache)
+        self._storage = storage
+        self._transport = make_transport(url, storage)
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        self._is_watching = False
+        self._pinned: list[Entry] = []
+        self._order: PublishedOrder | None = None
+        self._ahead = FetchAhead(
+            self._folder, self._transport, storage=storage, is_stopped=lambda: self._is_stopped
+        )
+        self._ahead.figures = self.figures
+
+    def map(self, entry: Entry) -> tuple[mmap.mmap, int]:
+        """Map a file, after fetching it if need be; returns the map and the number of its inode."""
+        descriptor = self._folder.open(entry)
+        self.figures["hits" if descriptor is not None else "misses"] += 1
+        if descriptor is None:
+            begin = time.monotonic()
+            descriptor = self._fetch(entry)
+            self.figures["wait_s"] += time.monotonic() - begin
+        try:
+            # the map keeps the mark that the file is in use
+            data = mmap.mmap(descriptor, entry.num_bytes, access=mmap.ACCESS_READ)
+            return data, os.fstat(descriptor).st_ino
+        finally:
+            os.close(descriptor)
+
+    def _fetch(self, entry: Entry) -> int:
+        storage = self._storage
+        patience_s = (storage.retries + 1) * (storage.timeout_s + 30.0)
+        with self._folder.fetching(entry, stalled_s=patience_s):
+            descriptor = self._folder.open(entry)  # another process may have been quicker
+            if descriptor is not None:
+                return descriptor
+            reserve(self._folder, entry, patience_s=storage.timeout_s)
+            download(self._transport, self._folder, entry, storage=storage, sleep=time.sleep)
+            descriptor = self._folder.publish(entry)
+        self.figures["fetched_files"] += 1
+        self.figures["fetched_bytes"] += entry.num_bytes
+        return descriptor
+
+    def hold(self, entry: Entry, value: Any, inode: int) -> None:
+        """Keep what was made of a file, until the file is evicted or 256 newer ones are kept."""
+        with self._lock:
+            self.held[entry.name] = _Held(value=value, inode=inode)
+            while len(self.held) > _MAX_HELD:
+                self.held.pop(next(iter(self.held)), None)
+            start, self._is_watching = not self._is_watching, True
+        if start:
+            threading.Thread(target=self._watch, name="omniload-cache-watch", daemon=True).start()
+
+    def pin(self, entry: Entry) -> None:
+        """Name a file first in every order of this process."""
+        with self._lock:
+            self._pinned.append(entry)
+        self.want(self._ahead.wanted)
+
+    def want(self, entries: Sequence[Entry]) -> None:
+        """Set what is needed next."""
+        with self._lock:
+            if self._order is None:
+                self._order = PublishedOrder(self._folder.path)
+            self._order.write([entry.name for entry in (*self._pinned, *entries)])
+        self._ahead.want(entries)
+
+    def stop(self) -> None:
+        """End the threads, and take the order back."""
+        self._is_stopped = True
+        self.held.clear()
+        order, self._order = self._order, None
+        if order is not None:
+            order.close()
+
+    def leave(self) -> None:
+        """Let go of what a fork brought along from another process, which still has it."""
+        self.held.clear()
+        if self._order is not None:
+            self._order.leave()
+
+    def _watch(self) -> None:
+        """Let go of files that were evicted, so that their room comes free."""
+        changed_ns = 0
+        while not self._is_stopped:
+            time.sleep(_WATCH_S)
+            try:
+                now_ns = self._folder.path.stat().st_mtime_ns
+                if now_ns == changed_ns:
+                    continue
+                changed_ns = now_ns
+                there = {
+                    found.name: found.path.stat().st_ino
+                    for found in self._folder.scan()
+                    if found.kind == "shard"
+                }
+            except OSError:
+                continue  # a file went while we looked, or the folder itself
+            for name, held in list(self.held.items()):
+                if there.get(name) != held.inode:
+                    self.held.pop(name, None)
+
+
+def _stop(processes: dict[int, _Process]) -> None:
+    process = processes.get(os.getpid())
+    if process is not None:
+        process.stop()
+
+
+def _rebuild(url: str, cache: Cache, storage: Storage) -> CacheClient:
+    return CacheClient(url, cache=cache, storage=storage)

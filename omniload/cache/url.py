@@ -1,0 +1,59 @@
+"""URLs: which are read, how a file below one is named, and what of them may be shown."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from omniload.errors import ConfigError
+
+__all__ = ["PROTOCOLS", "check_url", "is_url", "join_url", "protocol_of", "shown_url"]
+
+#: protocols that are read; http and https by ourselves, all others through fsspec
+PROTOCOLS = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "hf", "file")
+
+
+def is_url(text: str) -> bool:
+    """Say whether this names something elsewhere, rather than a local path."""
+    return "://" in text or text.startswith("pipe:")
+
+
+def protocol_of(url: str) -> str:
+    """Return the protocol of a URL, in small letters."""
+    return url.partition(":")[0].lower()
+
+
+def check_url(url: str) -> None:
+    """Check that a URL is one that is read.
+
+    Raises:
+        ConfigError: another protocol, or none at all.
+    """
+    protocol = protocol_of(url)
+    if protocol == "pipe":
+        raise ConfigError(
+            f"pipe: runs a program, which omniload doesn't do: got {url[:80]!r}. Copy the data to "
+            "a folder or a bucket, or mount it."
+        )
+    if protocol not in PROTOCOLS:
+        raise ConfigError(
+            f"the protocol of a URL must be one of {', '.join(PROTOCOLS)}, got "
+            f"{shown_url(url)[:80]!r}."
+        )
+    if protocol != "file" and not urlsplit(url).netloc:
+        raise ConfigError(f"a URL must name a host or bucket, got {shown_url(url)[:80]!r}.")
+
+
+def join_url(url: str, name: str) -> str:
+    """Name a file in a folder at a URL; a query stays at the end."""
+    if protocol_of(url) not in ("http", "https"):
+        return f"{url.rstrip('/')}/{name}"
+    parts = urlsplit(url)
+    path = f"{parts.path.rstrip('/')}/{quote(name)}"
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+
+
+def shown_url(url: str) -> str:
+    """Return a URL for messages: without password, and without a query, which may be a key."""
+    head, mark, _ = url.partition("?")
+    return re.sub(r"://[^/@]*@", "://", head) + ("?..." if mark else "")
