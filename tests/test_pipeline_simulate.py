@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omniload.errors import ConfigError
@@ -108,6 +108,7 @@ def stage_times(draw):
     )
 
 
+@settings(deadline=None)
 @given(stage_times(), st.sampled_from(["deepspeed", "1f1b", "gpipe", "zero-bubble"]))
 def test_no_step_is_quicker_than_its_busiest_stage_or_its_longest_path(times, schedule):
     step = simulate(times, schedule=schedule)
@@ -120,11 +121,13 @@ def test_no_step_is_quicker_than_its_busiest_stage_or_its_longest_path(times, sc
     assert step.step_ns <= one_by_one
 
 
+@settings(deadline=None)
 @given(stage_times())
 def test_blocking_transfers_are_never_quicker_than_free_ones(times):
     assert simulate(times).step_ns >= simulate(times, schedule="1f1b").step_ns
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=6), st.integers(1, 9), st.integers(0, 3))
 def test_equal_micro_batches_stay_below_the_closed_form_and_meet_it_with_equal_stages(
     stages, micro_batches, ratio
@@ -143,6 +146,7 @@ def test_equal_micro_batches_stay_below_the_closed_form_and_meet_it_with_equal_s
     assert simulate(same).step_ns == (n + m - 1) * whole[0]
 
 
+@settings(deadline=None)
 @given(stage_times(), st.sampled_from(["deepspeed", "1f1b", "gpipe", "zero-bubble"]))
 def test_events_respect_the_order_of_a_pipeline(times, schedule):
     step = simulate(times, schedule=schedule)
@@ -167,6 +171,7 @@ def test_events_respect_the_order_of_a_pipeline(times, schedule):
         assert all(a.end_ns <= b.start_ns for a, b in itertools.pairwise(mine))
 
 
+@settings(deadline=None)
 @given(st.lists(stage_times(), min_size=1, max_size=1), st.integers(0, 50))
 def test_bubbles_account_for_all_of_the_time(ranks, end_ns):
     step = simulate(ranks, end_s=end_ns / 1e9)
@@ -206,6 +211,7 @@ def test_ranks_meet_at_the_end_of_the_step():
     assert {event.rank for event in step.events()} == {0, 1}
 
 
+@settings(deadline=None)
 @given(stage_times())
 def test_memory_holds_as_many_micro_batches_as_are_in_flight(times):
     n, m = times.forward.shape

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from omniload._jit import jit
 
-__all__ = ["run_blocking", "run_free", "search_swaps"]
+__all__ = ["run_blocking", "run_free", "run_steps", "search_swaps"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -222,3 +222,43 @@ def search_swaps(
         else:
             order[one], order[two] = order[two], order[one]
     return best
+
+
+@jit
+def run_steps(
+    kinds: Int64Array,
+    micro_batches: Int64Array,
+    forward: Int64Array,
+    backward: Int64Array,
+    transfer: Int64Array,
+    gradient_transfer: Int64Array,
+) -> Int64Array:
+    """Run a program with blocking transfers for many pipelines.
+
+    Args:
+        kinds: as for `run_blocking`, as `micro_batches`.
+        micro_batches: as there.
+        forward: int64 (num_pipelines, num_stages, num_micro_batches), nanoseconds.
+        backward: the same.
+        transfer: int64 (num_pipelines, num_stages - 1, num_micro_batches).
+        gradient_transfer: the same.
+
+    Returns:
+        int64 (num_pipelines,), when the last stage of each is done.
+    """
+    none = np.empty((0, 0), np.int64)
+    order = np.arange(forward.shape[2])
+    done = np.zeros(len(forward), np.int64)
+    for number in range(len(forward)):
+        done[number] = run_blocking(
+            kinds,
+            micro_batches,
+            order,
+            forward[number],
+            backward[number],
+            transfer[number],
+            gradient_transfer[number],
+            none,
+            none,
+        )
+    return done
