@@ -137,6 +137,18 @@ void check_count(Py_ssize_t got, Py_ssize_t want, const char* function) {
   }
 }
 
+// A count of tokens, blocks or places that fits into int32.
+std::int64_t count_of(PyObject* number, const char* name, std::int64_t least) {
+  const long long value = PyLong_AsLongLong(number);
+  if (value == -1 && PyErr_Occurred() != nullptr) throw PythonError{};
+  if (value < least || value > INT32_MAX) {
+    throw std::invalid_argument(std::string(name) + " must be from " + std::to_string(least) +
+                                " to " + std::to_string(INT32_MAX) + ", got " +
+                                std::to_string(value) + ".");
+  }
+  return value;
+}
+
 struct RowBuffers {
   Buffer input_ids, labels, position_ids, cu_seqlens;
 
@@ -183,7 +195,8 @@ std::vector<omniload::Document> documents_of(const Buffers& input_ids, const Buf
 }
 
 PyObject* pack(PyObject* const* arguments, Py_ssize_t count) {
-  check_count(count, 8, "pack");
+  const bool is_padded = count == 10;
+  if (!is_padded) check_count(count, 8, "pack");
   const Buffers input_ids(arguments[0], "input_ids");
   const Buffers labels(arguments[1], "labels");
   const Buffers tiles(arguments[2], "tiles");
@@ -192,7 +205,14 @@ PyObject* pack(PyObject* const* arguments, Py_ssize_t count) {
 
   const std::vector<omniload::Document> documents = documents_of(input_ids, labels);
   const omniload::TokenRow row = out.row();
-  omniload::check_room(documents, row);
+  omniload::Padding padding{1, 0};
+  if (is_padded) {
+    padding.multiple = count_of(arguments[8], "document_multiple", 1);
+    padding.token_id = static_cast<std::int32_t>(count_of(arguments[9], "token_id", 0));
+    omniload::check_padded_room(documents, padding, row);
+  } else {
+    omniload::check_room(documents, row);
+  }
   std::vector<omniload::Bytes> parts;
   parts.reserve(tiles.size());
   std::int64_t num_bytes = 0;
@@ -209,7 +229,8 @@ PyObject* pack(PyObject* const* arguments, Py_ssize_t count) {
   std::int64_t num_loss_tokens;
   {
     const ReleasedLock released;
-    num_loss_tokens = omniload::pack_tokens(documents, row);
+    num_loss_tokens = is_padded ? omniload::pack_padded(documents, padding, row)
+                                : omniload::pack_tokens(documents, row);
     omniload::concatenate(parts, tile_bytes);
   }
   return PyLong_FromLongLong(num_loss_tokens);
@@ -417,18 +438,6 @@ PyObject* mrope_position_ids(PyObject* const* arguments, Py_ssize_t count) {
     omniload::mrope_position_ids(row, num_tokens, positions);
   }
   Py_RETURN_NONE;
-}
-
-// A count of tokens, blocks or places that fits into int32.
-std::int64_t count_of(PyObject* number, const char* name, std::int64_t least) {
-  const long long value = PyLong_AsLongLong(number);
-  if (value == -1 && PyErr_Occurred() != nullptr) throw PythonError{};
-  if (value < least || value > INT32_MAX) {
-    throw std::invalid_argument(std::string(name) + " must be from " + std::to_string(least) +
-                                " to " + std::to_string(INT32_MAX) + ", got " +
-                                std::to_string(value) + ".");
-  }
-  return value;
 }
 
 // Fits the width that was given to lists of which the longest are known.

@@ -49,6 +49,18 @@ OMNILOAD_VECTORS std::int64_t widen(const std::int32_t* input_ids, const std::in
   return num_loss_tokens;
 }
 
+std::int64_t padded_length(std::int64_t length, std::int64_t multiple) {
+  return (length + multiple - 1) / multiple * multiple;
+}
+
+// Writes padding to the tokens from `begin` to `end`, counted from `position` on.
+OMNILOAD_VECTORS void write_padding(const TokenRow& row, std::int64_t begin, std::int64_t end,
+                                    std::int64_t position, std::int32_t token_id) {
+  for (std::int64_t t = begin; t < end; ++t) row.input_ids[t] = token_id;
+  for (std::int64_t t = begin; t < end; ++t) row.labels[t] = kIgnoreIndex;
+  for (std::int64_t t = begin; t < end; ++t) row.position_ids[t] = position + (t - begin);
+}
+
 }  // namespace
 
 std::vector<Document> select(const ListColumn& input_ids, const ListColumn& labels,
@@ -102,6 +114,46 @@ std::int64_t pack_tokens(const std::vector<Document>& documents, const TokenRow&
     start += document.length;
     *boundary++ = static_cast<std::int32_t>(start);
   }
+  return num_loss_tokens;
+}
+
+void check_padded_room(const std::vector<Document>& documents, const Padding& padding,
+                       const TokenRow& row) {
+  std::int64_t total = 0;
+  for (const Document& document : documents) {
+    // a multiple is below 2^31, and a length at most what one buffer holds
+    total += padded_length(document.length, padding.multiple);
+    if (total > row.num_tokens || total > kMaxTokens) break;
+  }
+  const auto num_samples = static_cast<std::int64_t>(documents.size());
+  const std::int64_t need = num_samples + (row.num_tokens > total ? 1 : 0);
+  if (total > row.num_tokens || row.num_tokens > kMaxTokens || row.num_samples < need) {
+    throw std::invalid_argument("out must have room for the padded row: expected at least " +
+                                std::to_string(total) + " tokens of " + std::to_string(need) +
+                                " documents, got " + std::to_string(row.num_tokens) + " of " +
+                                std::to_string(row.num_samples) + ".");
+  }
+}
+
+std::int64_t pack_padded(const std::vector<Document>& documents, const Padding& padding,
+                         const TokenRow& row) noexcept {
+  std::int64_t start = 0;
+  std::int64_t num_loss_tokens = 0;
+  std::int32_t* boundary = row.cu_seqlens;
+  std::int32_t* const last = boundary + row.num_samples;
+  *boundary = 0;
+  for (const Document& document : documents) {
+    num_loss_tokens += widen(document.input_ids, document.labels, document.length,
+                             row.input_ids + start, row.labels + start, row.position_ids + start);
+    num_loss_tokens -= document.labels[0] != kIgnoreIndex;
+    row.labels[start] = kIgnoreIndex;
+    const std::int64_t end = start + padded_length(document.length, padding.multiple);
+    write_padding(row, start + document.length, end, document.length, padding.token_id);
+    start = end;
+    *++boundary = static_cast<std::int32_t>(start);
+  }
+  write_padding(row, start, row.num_tokens, 0, padding.token_id);
+  while (boundary != last) *++boundary = static_cast<std::int32_t>(row.num_tokens);
   return num_loss_tokens;
 }
 

@@ -26,6 +26,14 @@ struct TokenRow {
   std::int64_t num_samples;  // room in cu_seqlens, less one
 };
 
+// Each document gets a multiple of so many tokens, of which the last are `token_id` and give no
+// loss; what is left of the row is a document of such tokens, what is left of cu_seqlens is empty
+// documents.
+struct Padding {
+  std::int64_t multiple;
+  std::int32_t token_id;
+};
+
 struct Bytes {
   const std::uint8_t* data;
   std::size_t size;
@@ -48,9 +56,18 @@ std::vector<Document> select(const ListColumn& input_ids, const ListColumn& labe
 // Throws std::invalid_argument unless the row has exactly the room that the documents need.
 void check_room(const std::vector<Document>& documents, const TokenRow& row);
 
+// Throws std::invalid_argument unless the row has room for the padded documents, and cu_seqlens for
+// all of them and for a document of what is left of the row.
+void check_padded_room(const std::vector<Document>& documents, const Padding& padding,
+                       const TokenRow& row);
+
 // Writes the row in one pass; the first label of each document becomes kIgnoreIndex. Returns how
 // many labels are left that give loss. The room must have been checked.
 std::int64_t pack_tokens(const std::vector<Document>& documents, const TokenRow& row) noexcept;
+
+// The same with padding. The room must have been checked.
+std::int64_t pack_padded(const std::vector<Document>& documents, const Padding& padding,
+                         const TokenRow& row) noexcept;
 
 // Copies the parts end to end; `out` has room for all of them.
 void concatenate(const std::vector<Bytes>& parts, std::uint8_t* out) noexcept;

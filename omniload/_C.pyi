@@ -18,6 +18,8 @@ def pack(
     out_position_ids: Buffer,
     out_cu_seqlens: Buffer,
     out_tiles: Buffer,
+    document_multiple: int = 1,
+    token_id: int = 0,
     /,
 ) -> int: ...
 def pack_list(

@@ -7,6 +7,7 @@ lock, and NumPy, which needs no compiler.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -118,16 +119,25 @@ def pack(
         buffer, arrays, tiles = reserved.buffer, reserved.arrays, []
     else:
         buffer, arrays = allocate_buffer(sizes)
-    row = _written_part(arrays, len(plan.documents))
-    ids, labels = _documents(samples, plan, padding.token_id or 0)
+    row = TokenRow(**{name: arrays[name] for name in TokenRow.__dataclass_fields__})
+    token_id = padding.token_id or 0
     if native is None:
-        num_loss_tokens = write_tokens(ids, labels, row)
+        num_loss_tokens = write_tokens(
+            *_documents(samples, plan, token_id), _written_part(row, len(plan.documents))
+        )
+        row.cu_seqlens[len(plan.documents) + 1 :] = plan.num_tokens
         if tiles:
             np.concatenate(tiles, out=arrays["tiles"])
     else:
-        out_tiles = arrays["tiles"] if tiles else arrays["tiles"][:0]
-        num_loss_tokens = native.pack(ids, labels, tiles, *row.arrays(), out_tiles)
-    arrays["cu_seqlens"][len(row.cu_seqlens) :] = plan.num_tokens
+        num_loss_tokens = native.pack(
+            [plain(sample.input_ids) for sample in samples],
+            [plain(sample.labels) for sample in samples],
+            tiles,
+            *row.arrays(),
+            arrays["tiles"] if tiles else arrays["tiles"][:0],
+            padding.document_multiple,
+            token_id,
+        )
     _write_images(samples, row.cu_seqlens, arrays)
     arrays["sample_ids"][:] = [sample.sample_id for sample in samples[:num_sample_ids]]
     if is_filler and num_loss_tokens:
@@ -251,10 +261,9 @@ def _check_dummy(dummy: Sample) -> None:
         )
 
 
-def _written_part(arrays: dict[str, npt.NDArray[Any]], num_documents: int) -> TokenRow:
-    """Leave out the empty documents, which the writers don't know."""
-    named = {name: arrays[name] for name in TokenRow.__dataclass_fields__}
-    return TokenRow(**{**named, "cu_seqlens": named["cu_seqlens"][: num_documents + 1]})
+def _written_part(row: TokenRow, num_documents: int) -> TokenRow:
+    """Leave out the empty documents, which NumPy's writer doesn't know."""
+    return replace(row, cu_seqlens=row.cu_seqlens[: num_documents + 1])
 
 
 def _documents(
@@ -266,10 +275,12 @@ def _documents(
     if plan.num_tokens == sum(map(len, ids)):
         return ids, labels
     for index, length in enumerate(plan.documents[: len(samples)]):
-        missing = length - len(ids[index])
-        if missing:
-            ids[index] = np.pad(ids[index], (0, missing), constant_values=token_id)
-            labels[index] = np.pad(labels[index], (0, missing), constant_values=IGNORE_INDEX)
+        given = len(ids[index])
+        if length > given:
+            padded = np.empty((2, length), np.int32)  # np.pad takes ten times as long
+            padded[0, :given], padded[0, given:] = ids[index], token_id
+            padded[1, :given], padded[1, given:] = labels[index], IGNORE_INDEX
+            ids[index], labels[index] = padded
     for length in plan.documents[len(samples) :]:
         ids.append(np.full(length, token_id, np.int32))
         labels.append(np.full(length, IGNORE_INDEX, np.int32))

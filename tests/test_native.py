@@ -77,6 +77,40 @@ def test_a_well_formed_call_writes_and_counts():
     assert given[6].tolist() == [0, 4]
 
 
+def test_documents_are_padded_in_the_same_pass():
+    more = {"input_ids": [IDS, IDS[:2]], "labels": [IDS + 4, IDS[:2] + 4], "tiles": [b""] * 2}
+    room = {name: np.zeros(11, np.int64) for name in
+            ("out_input_ids", "out_labels", "out_position_ids")}  # fmt: skip
+    room |= {"out_cu_seqlens": np.zeros(6, np.int32), "out_tiles": np.zeros(0, np.uint8)}
+    given = arguments(**more, **room)
+    assert _native.require().pack(*given, 3, 9) == 4
+    assert given[3].tolist() == [0, 1, 2, 3, 9, 9, 0, 1, 9, 9, 9]
+    assert given[4].tolist() == [-100, 5, 6, 7, -100, -100, -100, 5, -100, -100, -100]
+    assert given[5].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 0, 1]
+    assert given[6].tolist() == [0, 6, 9, 11, 11, 11]
+
+
+@pytest.mark.parametrize(
+    ("multiple", "token_id", "changes", "message"),
+    [
+        (0, 0, {}, "document_multiple must be from 1 to 2147483647, got 0"),
+        (2**31, 0, {}, "document_multiple must be from 1 to 2147483647, got 2147483648"),
+        (1, -1, {}, "token_id must be from 0 to 2147483647, got -1"),
+        (3, 0, {}, "expected at least 6 tokens of 1 documents, got 4 of 1"),
+        (2**31 - 1, 0, {}, "expected at least 2147483647 tokens of 1 documents, got 4 of 1"),
+        (1, 0, {"input_ids": [IDS[:3]], "labels": [IDS[:3]]}, "at least 3 tokens of 2 documents"),
+        (1, 0, {"out_cu_seqlens": np.zeros(1, np.int32)}, "of 1 documents, got 4 of 0"),
+    ],
+)
+def test_padding_without_room_is_refused(multiple, token_id, changes, message):
+    given = arguments(**changes)
+    with pytest.raises(ValueError, match=message):
+        _native.require().pack(*given, multiple, token_id)
+    assert not given[3].any()
+    with pytest.raises(TypeError, match="takes 8 arguments, got 9"):
+        _native.require().pack(*given, multiple)
+
+
 def test_sequences_may_be_tuples_and_bytes_may_be_any_buffer():
     given = arguments(input_ids=(IDS,), tiles=(b"abcdef", bytearray(b"ghijkl")))
     _native.require().pack(*given)
