@@ -172,14 +172,44 @@ def test_evaluation_goes_in_index_order_without_fillers(data):
     assert (results == 1).all()
 
 
-def test_each_rank_of_an_evaluation_knows_its_last_batch(data):
+def test_states_of_an_evaluation_are_the_same_on_all_ranks(data):
+    arguments = {"shuffle": False, "tail": "empty", "accumulation": 2}
+    runs, ends = [], []
+    for rank in range(3):
+        loading = loader(data, world=world(rank, 3), **arguments)
+        runs.append([loading.state_dict() for _ in loading])
+        ends.append(loading.state_dict())
+    assert len({len(run) for run in runs}) > 1
+    for states in zip(*runs, strict=False):
+        assert states[0] == states[1] == states[2]
+    assert ends[0] == ends[1] == ends[2]
+    longest = max(runs, key=len)
+    assert longest[-1] == ends[0]
+    assert ends[0]["epoch"] == 1
+
+
+def test_each_rank_of_an_evaluation_goes_on_from_the_state_of_another(data):
+    arguments = {"shuffle": False, "tail": "empty", "accumulation": 2}
+    loaders = [loader(data, world=world(rank, 3), **arguments) for rank in range(3)]
+    runs = [[(batch, loading.state_dict()) for batch in loading] for loading in loaders]
+    longest = max(runs, key=len)
+    for number, (_, state) in enumerate(longest[:-1], start=1):
+        for rank, run in enumerate(runs):
+            resumed = loader(data, world=world(rank, 3), **arguments)
+            resumed.load_state_dict(state)
+            assert rows_of(resumed) == rows_of(batch for batch, _ in run[number:])
+            assert resumed.epoch == 1
+
+
+def test_a_loop_that_ends_with_the_last_batch_goes_on_with_the_next_epoch(data):
     for rank in range(3):
         loading = loader(data, shuffle=False, tail="empty", accumulation=2, world=world(rank, 3))
         last = len(loading) - 1
         for number, _ in enumerate(loading):
-            assert loading.state_dict()["epoch"] == (number == last)
             if number == last:
                 break
+        iter(loading)
+        assert loading.epoch == 1
 
 
 def test_a_rank_without_any_group_gets_an_empty_epoch(text):

@@ -5,8 +5,10 @@ Each finds in seconds what would else be found in the middle of a run, or never.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch.distributed
 
+from omniload._checksum import CHECKSUM
 from omniload.errors import ConfigError, SampleError, ShardError
 from omniload.images import image_kind, missing_codecs
 from omniload.index import LengthIndex
 from omniload.loader.transform import check_fingerprint, given_lengths
-from omniload.shards import ShardSet
+from omniload.source import RowSource
 from omniload.transforms import Transform, transform_from_settings
 from omniload.types import Record
 from omniload.world import World
@@ -29,19 +32,17 @@ __all__ = [
     "check_transform",
     "choose_transform",
     "compare_over_ranks",
-    "data_fingerprint",
+    "gather_over_ranks",
     "has_images",
+    "says_that_it_waits",
 ]
 
 _log = logging.getLogger(__name__)
 
 #: Rows looked at before the start; each costs tens of microseconds.
 _NUM_PROBES = 8
-
-
-def data_fingerprint(shards: ShardSet) -> str:
-    """Hash what the shards hold and how they were made to 32 hexadecimal digits."""
-    return shards.fingerprint
+#: Seconds after which a rank says that it waits for the others.
+_WAIT_S = 30.0
 
 
 def has_images(index: LengthIndex, *, left_out: npt.NDArray[np.int64]) -> bool:
@@ -55,15 +56,15 @@ def has_images(index: LengthIndex, *, left_out: npt.NDArray[np.int64]) -> bool:
     return int(np.count_nonzero(tiles)) > int(np.count_nonzero(tiles[left_out]))
 
 
-def choose_transform(shards: ShardSet, transform: Transform | None) -> Transform:
+def choose_transform(source: RowSource, transform: Transform | None) -> Transform:
     """Return the user's transform, checked against the shards, or the one they were made for.
 
     Raises:
         ConfigError: it is no transform, doesn't fit the shards, or can't read their images here.
     """
     if transform is None:
-        check_codecs(shards, missing_codecs())
-        return transform_from_settings(dict(shards.manifest.settings))
+        check_codecs(source, missing_codecs())
+        return transform_from_settings(dict(source.settings))
     if not isinstance(transform, Transform):
         raise ConfigError(
             "transform must follow omniload.transforms.Transform (callable, fingerprint, filler, "
@@ -71,18 +72,18 @@ def choose_transform(shards: ShardSet, transform: Transform | None) -> Transform
         )
     check_fingerprint(transform)
     try:
-        default: Transform | None = transform_from_settings(dict(shards.manifest.settings))
+        default: Transform | None = transform_from_settings(dict(source.settings))
     except ConfigError:
         default = None  # shards that only the user's transform understands
-    check_transform(shards, transform, default)
+    check_transform(source, transform, default)
     return transform
 
 
-def check_transform(shards: ShardSet, transform: Transform, default: Transform | None) -> None:
+def check_transform(source: RowSource, transform: Transform, default: Transform | None) -> None:
     """Check that a transform gives the lengths that the shards were measured with.
 
     Args:
-        shards: the data.
+        source: the data.
         transform: the user's.
         default: the one that the shards were made for, where their settings say it.
 
@@ -101,8 +102,8 @@ def check_transform(shards: ShardSet, transform: Transform, default: Transform |
             f"is made from their lengths: {differences or 'fingerprints differ'}. Use these "
             "settings, leave transform= out, or preprocess again."
         )
-    index = shards.index
-    for record in _probes(shards):
+    index = source.index
+    for record in _probes(source):
         planned = tuple(
             int(column[record.row])
             for column in (index.num_tokens, index.num_tiles, index.num_loss_tokens)
@@ -116,11 +117,11 @@ def check_transform(shards: ShardSet, transform: Transform, default: Transform |
             )
 
 
-def check_codecs(shards: ShardSet, missing: Mapping[str, str]) -> None:
+def check_codecs(source: RowSource, missing: Mapping[str, str]) -> None:
     """Check that the image kinds in a few rows can be decoded here.
 
     Args:
-        shards: the data.
+        source: the data.
         missing: kind that can't be read -> remedy; see `omniload.images.missing_codecs`.
 
     Raises:
@@ -128,7 +129,7 @@ def check_codecs(shards: ShardSet, missing: Mapping[str, str]) -> None:
     """
     if not missing:
         return
-    for record in _probes(shards):
+    for record in _probes(source):
         for image in record.images:
             kind = image_kind(image)
             if kind in missing:
@@ -162,8 +163,10 @@ def compare_over_ranks(facts: Mapping[str, Any], world: World, *, world_is_given
         _check_world(world, size, is_given=world_is_given)
     if size == 1 or size != world.world_size:
         return
+    own = {name: value for name, value in facts.items() if name != CHECKSUM}  # differs with any
     gathered: list[Any] = [None] * size
-    distributed.all_gather_object(gathered, (world.dp_rank, dict(facts)))
+    with says_that_it_waits("compare its place with theirs", world):
+        distributed.all_gather_object(gathered, (world.dp_rank, own))
     reference = gathered[0][1]
     wrong = [rank for rank in range(size) if gathered[rank][1] != reference]
     if wrong:
@@ -181,6 +184,67 @@ def compare_over_ranks(facts: Mapping[str, Any], world: World, *, world_is_given
             f"none has dp_rank {absent[:8]}: their rows would be lost. The dp_rank of each process "
             f"is {[dp_rank for dp_rank, _ in gathered][:32]}; check world=."
         )
+
+
+def gather_over_ranks(facts: Mapping[str, Any], world: World) -> dict[int, Mapping[str, Any]]:
+    """Gather what each data-parallel rank says; a collective over all processes.
+
+    Args:
+        facts: plain values by name.
+        world: who this rank is.
+
+    Returns:
+        dp_rank -> its facts; of ranks that share a dp_rank, those of the first. This rank alone
+        where torch.distributed is not initialised with the processes of the world.
+
+    Raises:
+        ConfigError: the collective failed or timed out.
+    """
+    distributed = torch.distributed
+    initialised = distributed.is_available() and distributed.is_initialized()
+    size = distributed.get_world_size() if initialised else 1
+    if size == 1 or size != world.world_size:
+        return {world.dp_rank: facts}
+    gathered: list[Any] = [None] * size
+    with says_that_it_waits("add its ledger to theirs", world):
+        distributed.all_gather_object(gathered, (world.dp_rank, dict(facts)))
+    return dict(reversed(gathered))
+
+
+@contextlib.contextmanager
+def says_that_it_waits(what: str, world: World, *, seconds: float = _WAIT_S) -> Iterator[None]:
+    """Log a warning while this rank waits for the others, and explain a failure.
+
+    A collective that only some ranks call would else hang without a word until the process group
+    times out. Whether the others are late or never come can't be known here.
+
+    Args:
+        what: what it waits for, after "to".
+        world: who this rank is.
+        seconds: after which it says so.
+
+    Raises:
+        ConfigError: the collective failed or timed out.
+    """
+    remedy = (
+        "All ranks must call iter() alike, and load_state_dict, set_epoch and ledger(reduce=True): "
+        "where one rank alone did, the others never come."
+    )
+    warning = threading.Timer(
+        seconds,
+        _log.warning,
+        (f"rank {world.rank} has waited {seconds:g} s for the other ranks to {what}. {remedy}",),
+    )
+    warning.daemon = True
+    warning.start()
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConfigError(
+            f"rank {world.rank} could not {what} over all ranks: {error}. {remedy}"
+        ) from error
+    finally:
+        warning.cancel()
 
 
 def _check_world(world: World, size: int, *, is_given: bool) -> None:
@@ -211,15 +275,15 @@ def _rank_difference(rank: int, facts: Mapping[str, Any], reference: Mapping[str
     )
 
 
-def _probes(shards: ShardSet) -> Iterator[Record]:
-    tiles = shards.index.num_tiles
-    rows = {0, len(shards) - 1}
+def _probes(source: RowSource) -> Iterator[Record]:
+    tiles = source.index.num_tiles
+    rows = {0, len(source) - 1}
     if len(tiles) and tiles.any():
         rows |= {int(np.argmax(tiles)), int(np.argmax(tiles > 0))}
-        rows |= {int(row) for row in np.linspace(0, len(shards) - 1, _NUM_PROBES).astype(np.int64)}
+        rows |= {int(row) for row in np.linspace(0, len(source) - 1, _NUM_PROBES).astype(np.int64)}
     for row in sorted(rows):
         try:
-            yield shards.read(row)
+            yield source.read(row)
         except (ShardError, SampleError):
             # a damaged row is reported when its turn comes, in the way that the user chose
             continue

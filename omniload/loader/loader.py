@@ -2,46 +2,42 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from omniload._checksum import CHECKSUM
 from omniload.batch import PackedBatch
 from omniload.costs import CostModel
+from omniload.errors import ConfigError
 from omniload.grouping import DEFAULT_GROUPING
 from omniload.index import LengthIndex
-from omniload.loader.checks import (
-    choose_transform,
-    compare_over_ranks,
-    data_fingerprint,
-    has_images,
-)
+from omniload.loader.bad_samples import BadSampleOptions, BadSamples
+from omniload.loader.checks import choose_transform, compare_over_ranks, gather_over_ranks
+from omniload.loader.course import Course
+from omniload.loader.exclude import Exclude, excluded_rows
 from omniload.loader.iterator import BatchIterator
-from omniload.loader.settings import LoaderSettings, WorkerOptions, check_count, open_source
-from omniload.loader.state import LoaderState, Place
+from omniload.loader.ledger import Ledger
+from omniload.loader.options import WorkerOptions, check_count
+from omniload.loader.settings import LoaderSettings
+from omniload.loader.sources import open_source
 from omniload.loader.transform import check_filler, check_picklable
-from omniload.loader.worker import PackDataset, Walk
+from omniload.loader.worker import PackDataset
 from omniload.loader.workers import Workers
 from omniload.padding import Padding
 from omniload.plan import StepPlan
-from omniload.plan.balance import balance_name
 from omniload.rng import derive
-from omniload.shards import Manifest, ShardSet
+from omniload.shards import Manifest
+from omniload.source import RowSource
 from omniload.transforms import Transform
 from omniload.types import Budget
 from omniload.world import World
 
 __all__ = ["DataLoader"]
-
-_log = logging.getLogger(__name__)
 
 
 class DataLoader:
@@ -64,7 +60,8 @@ class DataLoader:
     row) only, and not on the number of workers.
 
     Args:
-        source: folder that `omniload preprocess` wrote, or an opened `ShardSet`.
+        source: folder that `omniload preprocess` wrote, or of tars after `omniload index`; or any
+            opened `omniload.source.RowSource`.
         budget: upper bounds of one micro-batch on one rank.
         num_workers: worker processes; 0: the work is done in this process, for debugging, and
             prefetch_factor, persistent_workers, timeout and multiprocessing_context have no effect.
@@ -74,9 +71,7 @@ class DataLoader:
         grouping: name of the way in which rows are grouped; see `omniload.grouping.GROUPINGS`.
         shuffle: False: rows in index order, each group the next rows that fit.
         tail: "filler": all ranks get the same number of batches. "empty": no fillers, so a rank may
-            get fewer batches than others and the loop must hold no collective; for evaluation. The
-            states of ranks differ near the end of an epoch, where some are in the next one already:
-            save between epochs there.
+            get fewer batches than others and the loop must hold no collective; for evaluation.
         oversize: a sample over budget is an "error", or left out ("drop"; see `dropped`).
         pad_to: rows get a multiple of so many tokens; "full": the whole token budget; or a
             `Padding`. None: no padding. The padding lies within the budget; see `Padding`.
@@ -98,6 +93,18 @@ class DataLoader:
             the transform's filler as its last document, which gives no loss and is not in
             `sample_ids`. Room for it is kept within the budget, so a text-only sample that leaves
             none counts as over the budget.
+        on_bad_sample: a sample that can't be used (damaged image or row, failing transform, other
+            length than planned) is an error ("raise"), or a blank one of the same size, without
+            labels, has its place ("skip"; see `PackedBatch.skipped`), so that no other rank
+            notices. The denominators of the loss stay as planned on all ranks; for what that leaves
+            out see `omniload.loss.exact_factor`. A shard that is missing is an error always.
+        max_bad_samples: with "skip", how many a rank may have in an epoch, counted from where the
+            loader started: a count; or a float, a share of the rows of a rank (but at least one).
+        quarantine: with "skip", a file that gets one JSON line for each skipped sample: source,
+            shard, key, row, reason. Lines are added; ranks of a machine can share it.
+        exclude: rows to leave out: the quarantine file of an earlier run over the same data, a list
+            of rows, or a list of keys (for these all rows are read once). A state belongs to what
+            was excluded when it was saved.
 
     Raises:
         ConfigError: an argument is wrong, or doesn't fit the data; a sample over budget.
@@ -106,7 +113,7 @@ class DataLoader:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | ShardSet,
+        source: str | os.PathLike[str] | RowSource,
         *,
         budget: Budget,
         num_workers: int = 0,
@@ -128,6 +135,10 @@ class DataLoader:
         sync: str | None = "step",
         cost: CostModel | None = None,
         uniform_modality: bool = False,
+        on_bad_sample: str = "raise",
+        max_bad_samples: int | float = 0.01,
+        quarantine: str | os.PathLike[str] | None = None,
+        exclude: Exclude = None,
     ) -> None:
         self._settings = LoaderSettings(
             budget=budget,
@@ -152,54 +163,75 @@ class DataLoader:
             timeout=timeout,
             multiprocessing_context=multiprocessing_context,
         )
-        self._shards = open_source(source)
-        self._data = data_fingerprint(self._shards)
-        self._transform = choose_transform(self._shards, transform)
-        if uniform_modality and self.index.num_tiles.any():
+        bad = BadSampleOptions(
+            on_bad_sample=on_bad_sample,
+            max_bad_samples=max_bad_samples,
+            quarantine=quarantine,
+            exclude=exclude,
+        )
+        self._source = open_source(source)
+        self._transform = choose_transform(self._source, transform)
+        if uniform_modality and self._source.index.num_tiles.any():
             self._check_filler(with_image=True)  # it becomes the dummy document
             self._settings = self._settings.with_dummy(self._transform.filler(with_image=True))
-        self._place = Place()
-        self._taken = False  # whether a batch was handed out since the place was set
-        self._loaded = False  # whether the place was loaded and no batch was taken from it
-        self._compared = False
-        self._world_is_given = world is not None
-        self._plan = self._make_plan(self._place)
-        self._live: weakref.ref[BatchIterator] | None = None
-        # where rows have images, ranks wait for each other in the vision encoder too
-        with_image = has_images(self.index, left_out=self.dropped)
+        self._course = Course(
+            self._source,
+            self._settings,
+            transform=self._transform.fingerprint,
+            exclude=excluded_rows(exclude, self._source),
+        )
         if tail == "filler":
-            self._check_filler(with_image=with_image)
+            self._check_filler(with_image=self._course.has_images)
         if num_workers:
             check_picklable(self._transform, multiprocessing_context)
+        self._bad = BadSamples(bad, world=self.world, data=self._source.fingerprint)
+        self._compared = False
+        self._world_is_given = world is not None
+        self._live: weakref.ref[BatchIterator] | None = None
         dataset = PackDataset(
-            self._shards, self._transform, settings=self._settings, with_image=with_image
+            self._source, self._transform, settings=self._settings, skip_bad_samples=bad.skips
         )
         self._workers = Workers(dataset, options)
 
     @property
     def epoch(self) -> int:
         """The epoch that is running, or that `iter()` would start."""
-        return self._place.epoch
+        return self._course.place.epoch
 
     @property
     def plan(self) -> StepPlan:
         """The plan of this epoch, or of its rest where a state was loaded."""
-        return self._plan
+        return self._course.plan
 
     @property
     def dropped(self) -> npt.NDArray[np.int64]:
-        """int64 (n,), rows over budget that are left out; empty unless oversize="drop"."""
-        return self._plan.dropped
+        """int64 (n,), rows that are left out: over budget with oversize="drop", or excluded."""
+        return self._course.plan.dropped
+
+    @property
+    def source(self) -> RowSource:
+        """The rows of this epoch."""
+        return self._course.source
 
     @property
     def index(self) -> LengthIndex:
-        """Lengths of all rows."""
-        return self._shards.index
+        """Lengths of all rows of this epoch."""
+        return self._course.source.index
 
     @property
     def manifest(self) -> Manifest:
-        """What the shards hold and how they were made."""
-        return self._shards.manifest
+        """What the shards hold and how they were made.
+
+        Raises:
+            ConfigError: the data is no folder of shards; see `source`.
+        """
+        manifest = getattr(self._source, "manifest", None)
+        if not isinstance(manifest, Manifest):
+            raise ConfigError(
+                "manifest is that of a folder of shards, but the data is a "
+                f"{type(self._source).__name__}. Use loader.source.settings."
+            )
+        return manifest
 
     @property
     def world(self) -> World:
@@ -212,22 +244,20 @@ class DataLoader:
         Epochs differ a little, because each makes its groups anew. Where a state was loaded, the
         steps before it count too. Plans the whole epoch: about a second for a million rows.
         """
-        before = self._place.first_step * self._settings.accumulation
-        return before + self._walk(done=0).count()
+        return self._course.num_batches
 
     def __iter__(self) -> Iterator[PackedBatch]:
         self._retire("this iterator was replaced by a newer one of the same loader.")
-        if self._is_finished():
-            self._move(Place(epoch=self._place.epoch + 1))
-        elif self._taken:
-            self._move(Place(epoch=self._place.epoch))
+        walk = self._course.begin()
+        self._bad.start_epoch()
         if not self._compared:
-            self._compare()
-        seed = derive(self._settings.seed, self._place.epoch) >> 1
+            facts = self._course.facts
+            compare_over_ranks(facts, self.world, world_is_given=self._world_is_given)
+            self._compared = True
         batches = BatchIterator(
-            self._workers.start(self._walk(done=self._place.done), seed=seed),
+            self._workers.start(walk, seed=derive(self._settings.seed, walk.epoch) >> 1),
             on_batch=self._hand_out,
-            on_end=self._finish,
+            on_end=self._course.end,
             on_error=self._workers.forget,
             has_workers=self._workers.are_processes,
         )
@@ -250,35 +280,24 @@ class DataLoader:
         """
         check_count("epoch", epoch, least=0, most=2**53)
         self._compared = False  # whether this rank moves or not: others may
-        if epoch != self._place.epoch or self._is_finished():
-            if self._loaded and self._place != Place():
-                _log.warning(
-                    "set_epoch(%d) leaves the loaded place (epoch %d, step %d) before a batch was "
-                    "taken from it; to go on from a loaded state, call set_epoch(loader.epoch) or "
-                    "leave set_epoch out",
-                    epoch,
-                    self._place.epoch,
-                    self._place.first_step,
-                )
+        if self._course.go_to_epoch(int(epoch)):
             self._retire(f"this iterator was ended by set_epoch({epoch}).")
-            self._move(Place(epoch=int(epoch)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: plain JSON, below 1 kB, the same on all ranks; see `LoaderState`.
 
-        With tail="empty" alone, ranks that have had their last batch are in the next epoch already.
-
         It stands behind the last batch that was handed out, whatever workers have prefetched. After
-        the last batch of an epoch it is the beginning of the next.
+        the last batch of an epoch, on all ranks, it is the beginning of the next.
         """
-        return self._state().to_dict()
+        return self._course.state().to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go to a saved place; the next `iter()` hands out the batches that were still to come.
 
         With the same ranks, accumulation, sync and cost this is exact at every micro-step, for any
         number of workers. With others, the groups not yet used are dealt out anew; that needs a
-        state saved after a batch with `is_last_micro_step`. A live iterator is closed.
+        state saved after a batch with `is_last_micro_step`. A live iterator is closed. Nothing is
+        read or planned again, but the window at hand: about half a second.
 
         Args:
             state_dict: what `state_dict()` returned; it is not changed.
@@ -290,96 +309,49 @@ class DataLoader:
             StateError: not a state; saved with other settings; inside a step of another number of
                 ranks; a place that this data doesn't have.
         """
-        state = LoaderState.from_dict(state_dict)
-        differences = state.check_settings(self._state(), strict=strict)
-        plan = self._make_plan(state.place)
-        state.check_plan(plan, strict=strict)
-        if differences:
-            _log.warning("loader state taken up although it differs: %s", "; ".join(differences))
+        self._course.load(state_dict, strict=strict)
         self._retire("this iterator was ended by load_state_dict().")
-        self._move(state.place, plan)
-        self._loaded = True
         self._compared = False
 
-    def _state(self) -> LoaderState:
-        place, plan = self._place, self._plan
-        if self._is_finished():
-            place = Place(epoch=place.epoch + 1)
-            plan = self._make_plan(place)
-        step, micro_step = divmod(place.done, self._settings.accumulation)
-        window, groups = place.start or (0, 0)
-        if step:  # else no window has to be planned to know the place
-            position = plan.position(step)
-            window, groups = position["window"], position["groups"]
-        return LoaderState(
-            epoch=place.epoch,
-            step=place.first_step + step,
-            micro_step=micro_step,
-            window=window,
-            groups=groups,
-            balance=balance_name(plan.balance),
-            **self._settings.facts,
-            num_rows=self.manifest.num_rows,
-            data=self._data,
-            plan=plan.order_fingerprint,
-            transform=self._transform.fingerprint,
-        )
+    def ledger(self, *, reduce: bool = False) -> Ledger:
+        """Say what became of each row of the running epoch, or of the last one where it ended.
+
+        Each batch is held against the plan when it is handed out, and each epoch at its end;
+        LedgerError if a row is missing or comes twice. So this is for the record.
+
+        Args:
+            reduce: sum over all ranks, and check the sums against the plan: a collective, of some
+                hundred bytes, to be called on all ranks after the same batch.
+
+        Returns:
+            The ledger; `print` shows it in a line.
+
+        Cost: 15 ms a million rows at the end of an epoch, or after a state was loaded.
+        """
+        account = self._course.account
+        if not reduce:
+            return account.ledger()
+        return account.ledger(gather_over_ranks(account.of_rank(), self.world))
 
     def _check_filler(self, *, with_image: bool) -> None:
         check_filler(
             self._transform,
-            self._shards,
+            self._source,
             with_image=with_image,
             budget=self._settings.budget,
             padding=self._settings.padding,
         )
 
-    def _compare(self) -> None:
-        facts = {
-            **self.state_dict(),
-            "tail": self._settings.tail,
-            "pad_to": str(self._settings.padding),
-            "plan": self._plan.fingerprint,
-        }
-        del facts[CHECKSUM]  # it differs whenever anything does
-        compare_over_ranks(facts, self.world, world_is_given=self._world_is_given)
-        self._compared = True
-
-    def _is_finished(self) -> bool:
-        # 0: a rank without any batch in an epoch still has to go through it
-        return self._place.done > 0 and self._walk(done=self._place.done).is_done()
-
-    def _move(self, place: Place, plan: StepPlan | None = None) -> None:
-        if plan is not None:
-            self._plan = plan
-        elif (place.epoch, place.start) != (self._place.epoch, self._place.start):
-            self._plan = self._make_plan(place)
-        self._place = place
-        self._taken = self._loaded = False
-
     def _retire(self, because: str) -> None:
         if self._live is not None and (live := self._live()) is not None:
             live.close(because)
 
-    def _make_plan(self, place: Place) -> StepPlan:
-        return self._settings.make_plan(self.index, epoch=place.epoch, start=place.start)
-
-    def _walk(self, *, done: int) -> Walk:
-        return Walk(
-            plan=self._plan,
-            index=self.index,
-            epoch=self._place.epoch,
-            dp_rank=self.world.dp_rank,
-            first_step=self._place.first_step,
-            start=done,
-            skip_empty=self._settings.tail == "empty",
-        )
-
     def _hand_out(self, batch: PackedBatch) -> None:
-        steps = batch.step - self._place.first_step
-        done = steps * self._settings.accumulation + batch.micro_step + 1
-        self._place = replace(self._place, done=done)
-        self._taken, self._loaded = True, False
-
-    def _finish(self) -> None:
-        self._move(Place(epoch=self._place.epoch + 1))
+        try:
+            self._bad.add(
+                batch.skipped_samples, epoch=self.epoch, num_rows=self._course.plan.num_rows
+            )
+            self._course.hand_out(batch)
+        except Exception:
+            self._retire("this iterator was closed by an error in one of its batches.")
+            raise

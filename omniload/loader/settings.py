@@ -1,36 +1,30 @@
-"""The arguments of the loader as checked values: what shapes the order, and how workers run."""
+"""The arguments of the loader that decide which row goes where, as checked values."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
-import torch.multiprocessing
+import numpy.typing as npt
 
 from omniload.costs import CostModel
 from omniload.errors import ConfigError
 from omniload.grouping import get_grouping
 from omniload.index import LengthIndex
+from omniload.loader.options import check_count, check_flag
 from omniload.padding import Padding
 from omniload.plan import StepPlan, make_plan
 from omniload.plan.balance import choose_balance
-from omniload.shards import ShardSet, open_shards
+from omniload.source import RowSource
 from omniload.types import Budget, Sample
 from omniload.world import World
 
-__all__ = ["LoaderSettings", "WorkerOptions", "check_count", "check_flag", "open_source"]
+__all__ = ["LoaderSettings"]
 
-_INT63_MAX = 2**63 - 1
-#: beyond these no run makes sense, and memory ends before any error
+#: beyond it no run makes sense, and memory ends before any error
 _MOST_MICRO_STEPS = 2**20
-_MOST_PREFETCHED = 1024
-_MOST_WORKERS = 4096
-#: threads can't wait longer than some hundred years; a year is longer than any run
-_LONGEST_WAIT_S = 366 * 24 * 3600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,16 +104,29 @@ class LoaderSettings:
         }
 
     def make_plan(
-        self, index: LengthIndex, *, epoch: int, start: tuple[int, int] | None
+        self,
+        index: LengthIndex,
+        *,
+        epoch: int,
+        start: tuple[int, int] | None,
+        exclude: npt.NDArray[np.int64] | None = None,
+        shard_starts: npt.NDArray[np.int64] | None = None,
     ) -> StepPlan:
         """Make the plan of an epoch, or of its rest from `start` on.
+
+        Args:
+            index: lengths of all rows, as `padded` gives them.
+            epoch: the epoch.
+            start: window and groups of it where the plan starts; None: at the beginning.
+            exclude: int64 (n,), rows to leave out.
+            shard_starts: int64 (num_shards + 1,), see `omniload.make_plan`.
 
         Raises:
             ConfigError: a row over budget, or no row to plan.
             StateError: `start` is not in this epoch.
         """
         plan = make_plan(
-            self._padded(index),
+            index,
             budget=self.budget,
             dp_world_size=self.world.dp_world_size,
             accumulation=self.accumulation,
@@ -134,12 +141,14 @@ class LoaderSettings:
             cost=self.cost,
             uniform_modality=self.uniform_modality,
             dummy_tokens=self.dummy_tokens,
+            exclude=exclude,
+            shard_starts=shard_starts,
         )
         if len(plan.dropped) == len(index):
             # an epoch without a batch would let a loop over epochs spin for ever
             raise ConfigError(
-                f"the data set must have at least one row within {self.budget}, got none of "
-                f"{len(index)}."
+                f"the data set must have at least one row within {self.budget} that is not "
+                f"excluded, got none of {len(index)}."
             )
         return plan
 
@@ -164,16 +173,16 @@ class LoaderSettings:
             )
         return replace(self, dummy_tokens=tokens)
 
-    def padding_with_token(self, shards: ShardSet, transform: object) -> Padding:
-        """Fill in what stands in padded positions: what transform or shards say, else 0."""
+    def padding_with_token(self, source: RowSource, transform: object) -> Padding:
+        """Fill in what stands in padded positions: what transform or data say, else 0."""
         if self.padding.token_id is not None:
             return self.padding
-        encoder = shards.manifest.settings.get("encoder")
+        encoder = source.settings.get("encoder")
         stored = encoder.get("pad_token_id") if isinstance(encoder, Mapping) else None
         token_id = getattr(transform, "pad_token_id", stored)
         return replace(self.padding, token_id=token_id if isinstance(token_id, int) else 0)
 
-    def _padded(self, index: LengthIndex) -> LengthIndex:
+    def padded(self, index: LengthIndex) -> LengthIndex:
         """Round lengths up as documents will be, so that the budget holds with the padding."""
         unit = self.padding.document_multiple
         if unit == 1:
@@ -184,77 +193,6 @@ class LoaderSettings:
             num_tiles=index.num_tiles,
             num_loss_tokens=index.num_loss_tokens,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
-    """How worker processes run; the arguments of `omniload.DataLoader` of the same names.
-
-    Raises:
-        ConfigError: a value is wrong.
-    """
-
-    num_workers: int
-    pin_memory: bool
-    prefetch_factor: int
-    persistent_workers: bool
-    timeout: float
-    multiprocessing_context: str | BaseContext | None
-
-    def __post_init__(self) -> None:
-        check_count("num_workers", self.num_workers, least=0, most=_MOST_WORKERS)
-        check_count("prefetch_factor", self.prefetch_factor, least=1, most=_MOST_PREFETCHED)
-        check_flag("pin_memory", self.pin_memory)
-        check_flag("persistent_workers", self.persistent_workers)
-        timeout = self.timeout
-        is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-        if not is_number or not 0 <= timeout <= _LONGEST_WAIT_S:
-            raise ConfigError(
-                f"timeout must be seconds, at least 0 (no limit) and at most {_LONGEST_WAIT_S}, "
-                f"got {timeout!r}."
-            )
-        context = self.multiprocessing_context
-        if isinstance(context, str):
-            known = torch.multiprocessing.get_all_start_methods()
-            if context not in known:
-                raise ConfigError(
-                    f"multiprocessing_context must be one of {', '.join(known)}, got {context!r}."
-                )
-        elif context is not None and not isinstance(context, BaseContext):
-            raise ConfigError(
-                "multiprocessing_context must be the name of a start method or a context of "
-                f"multiprocessing, got {type(context).__name__}."
-            )
-
-    def torch_arguments(self) -> dict[str, Any]:
-        """Return the arguments for torch's DataLoader, which refuses some without workers."""
-        if self.num_workers == 0:
-            return {"num_workers": 0, "pin_memory": self.pin_memory}
-        return {
-            "num_workers": self.num_workers,
-            "pin_memory": self.pin_memory,
-            "prefetch_factor": self.prefetch_factor,
-            "persistent_workers": self.persistent_workers,
-            "timeout": self.timeout,
-            "multiprocessing_context": self.multiprocessing_context,
-        }
-
-
-def open_source(source: str | os.PathLike[str] | ShardSet) -> ShardSet:
-    """Open what the user gave as the data.
-
-    Raises:
-        ConfigError: neither a path nor an opened set.
-        ShardError: no shards there, or damaged ones.
-    """
-    if isinstance(source, ShardSet):
-        return source
-    if isinstance(source, (str, os.PathLike)):
-        return open_shards(os.fspath(source))
-    raise ConfigError(
-        "source must be a folder that `omniload preprocess` wrote, or an opened ShardSet, got "
-        f"{type(source).__name__}."
-    )
 
 
 def _choose_padding(settings: LoaderSettings) -> Padding:
@@ -291,25 +229,3 @@ def _choose_padding(settings: LoaderSettings) -> Padding:
                 f"Budget(samples={max(room, 1)}), or raise Padding.num_documents."
             )
     return padding
-
-
-def check_count(name: str, value: Any, *, least: int, most: int = _INT63_MAX) -> None:
-    """Check that an argument is an integer from `least` to `most`.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_integer or not least <= value <= most:
-        limit = "" if most == _INT63_MAX else f" and at most {most}"
-        raise ConfigError(f"{name} must be an integer of at least {least}{limit}, got {value!r}.")
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Check that an argument is True or False.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, got {value!r}.")

@@ -25,6 +25,8 @@ _SHARE = ("dp_world_size", "accumulation")
 _STEP = (*_SHARE, "balance")
 #: fields that may be None: no limit, or the planner's default
 _OPTIONAL = ("budget_tiles", "budget_samples", "window_rows")
+#: fields that states of older versions lack, and what they mean there
+_LATER = {"excluded": "none"}
 #: no number of a state is larger: seeds reach it
 _LARGEST = 2**63 - 1
 
@@ -61,6 +63,7 @@ class LoaderState:
         seed: seed of the order and of the transform.
         order: name and version of the grouping.
         oversize: what happens to samples over budget.
+        excluded: number and hash of the rows that are left out, or "none".
         window_rows: rows that are planned together; None: the planner's default.
         balance: name and settings of what arranges a step, or "none".
         budget_tokens: tokens a group may hold.
@@ -82,6 +85,7 @@ class LoaderState:
     seed: int
     order: str
     oversize: str
+    excluded: str
     window_rows: int | None
     balance: str
     budget_tokens: int
@@ -116,7 +120,8 @@ class LoaderState:
                 f"{state.get('schema')!r}. Is it the state of another loader or another version?"
             )
         names = [field.name for field in fields(cls)]
-        missing = [name for name in (*names, CHECKSUM) if name not in state]
+        required = [name for name in names if name not in _LATER]
+        missing = [name for name in (*required, CHECKSUM) if name not in state]
         unknown = [name for name in state if name not in (*names, "schema", CHECKSUM)]
         if missing or unknown:
             raise StateError(
@@ -124,14 +129,15 @@ class LoaderState:
                 f"{missing or 'none'}, unknown {unknown or 'none'}."
             )
         for field in fields(cls):
-            _check_field(field.name, state[field.name], str(field.type))
+            given = state.get(field.name, _LATER.get(field.name))
+            _check_field(field.name, given, str(field.type))
         checksum = fields_checksum(state)
         if state[CHECKSUM] != checksum:
             raise StateError(
                 "the loader state was changed since state_dict() returned it: its fields give the "
                 f"checksum {checksum!r}, got {state[CHECKSUM]!r}. Load a state as it was saved."
             )
-        return cls(**{name: state[name] for name in names})
+        return cls(**{**_LATER, **{name: state[name] for name in names if name in state}})
 
     @property
     def place(self) -> Place:

@@ -12,7 +12,7 @@ import numpy as np
 from omniload.errors import ConfigError, OmniloadError
 from omniload.padding import Padding
 from omniload.rng import sample_generator
-from omniload.shards import ShardSet
+from omniload.source import RowSource
 from omniload.transforms import Transform, transform_from_settings
 from omniload.types import IGNORE_INDEX, Budget, Record, Sample
 
@@ -65,7 +65,7 @@ def given_lengths(transform: Transform, record: Record) -> tuple[int, int, int]:
 
 def check_filler(
     transform: Transform,
-    shards: ShardSet,
+    source: RowSource,
     *,
     with_image: bool,
     budget: Budget,
@@ -75,7 +75,7 @@ def check_filler(
 
     Args:
         transform: makes it.
-        shards: the data.
+        source: the data.
         with_image: whether it needs an image, since the data has some.
         budget: what it has to fit.
         padding: what rows are padded to.
@@ -110,14 +110,16 @@ def check_filler(
         )
     if filler.num_tiles:
         got = filler.tiles.shape[-2:]
-        expected = _tile_shape(transform, shards, got)
+        expected = _tile_shape(transform, source, got)
         if got != expected:
             raise _wrong_filler(
                 with_image, f"have tiles of {expected} pixels, as the samples have", f"{got}"
             )
 
 
-def _tile_shape(transform: Transform, shards: ShardSet, filler: tuple[int, ...]) -> tuple[int, ...]:
+def _tile_shape(
+    transform: Transform, source: RowSource, filler: tuple[int, ...]
+) -> tuple[int, ...]:
     """Say what height and width the tiles of samples have; where nobody knows, those of `filler`.
 
     Policies say it. A transform without one has most likely the tiles of the shards; where its
@@ -127,12 +129,12 @@ def _tile_shape(transform: Transform, shards: ShardSet, filler: tuple[int, ...])
     if isinstance(size, int):
         return (size, size)
     try:
-        default = transform_from_settings(dict(shards.manifest.settings))
+        default = transform_from_settings(dict(source.settings))
         if filler == (default.policy.size, default.policy.size):
             return filler
-        tiles = shards.index.num_tiles
+        tiles = source.index.num_tiles
         row = int(np.argmin(np.where(tiles > 0, tiles, np.iinfo(np.int32).max)))
-        sample: Any = transform(shards.read(row), sample_generator(0, 0, row))
+        sample: Any = transform(source.read(row), sample_generator(0, 0, row))
         return tuple(sample.tiles.shape[-2:])
     except Exception:  # whatever fails here is reported when its row comes, with its place
         return filler

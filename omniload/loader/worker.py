@@ -1,14 +1,8 @@
-"""What crosses to the worker processes, and what they do: read, transform, check, pack.
-
-The main process walks the plan; a worker gets one small `Task` and hands back one packed batch.
-Nothing here grows with the length of the data set.
-"""
+"""What a worker does with a task: read, transform, check, pack."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,160 +10,59 @@ from torch.utils.data import Dataset
 
 from omniload.batch import PackedBatch
 from omniload.errors import OmniloadError, SampleError, ShardError
-from omniload.index import LengthIndex
+from omniload.loader.blank import blank_record, blank_sample
 from omniload.loader.settings import LoaderSettings
-from omniload.loss import LossTotals
+from omniload.loader.tasks import Task
 from omniload.packing import Reserved, pack, reserve
-from omniload.plan import StepPlan
 from omniload.rng import sample_generator
-from omniload.shards import ShardSet
+from omniload.source import RowSource
 from omniload.transforms import Transform, in_place
-from omniload.types import Record, Sample
+from omniload.types import Record, Sample, SkippedSample
 
-__all__ = ["PackDataset", "Task", "Walk"]
+__all__ = ["PackDataset"]
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One micro-batch to make.
-
-    Args:
-        epoch: epoch, for the randomness of the transform.
-        step: optimizer step in the epoch.
-        micro_step: micro-batch in the step.
-        is_last_micro_step: whether it ends the step.
-        loss_totals: denominators of the loss in the whole step, over all ranks.
-        rows: int64 (n,), rows of the index; empty: a filler.
-        needs_image: whether the rows have no image, but those of other ranks in this micro-step
-            have some; likewise for a filler, or if all ranks have one.
-    """
-
-    epoch: int
-    step: int
-    micro_step: int
-    is_last_micro_step: bool
-    loss_totals: LossTotals
-    rows: npt.NDArray[np.int64]
-    needs_image: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Walk:
-    """One rank's way through a plan, lazily: a plan of millions of groups is never listed.
-
-    Args:
-        plan: the plan.
-        index: the lengths that it was made from; for the loss.
-        epoch: its epoch.
-        dp_rank: the rank.
-        first_step: number of the plan's step 0 in the epoch; not 0 in a plan of the rest.
-        start: micro-batches of the plan to leave out.
-        skip_empty: leave slots without rows out instead of making them fillers.
-    """
-
-    plan: StepPlan
-    index: LengthIndex
-    epoch: int
-    dp_rank: int
-    first_step: int = 0
-    start: int = 0
-    skip_empty: bool = False
-
-    def count(self) -> int:
-        """Count the tasks that the walk gives; plans the whole epoch."""
-        plan = self.plan
-        num_slots = plan.num_steps * plan.accumulation
-        if self.skip_empty:
-            # only the last step may have slots without rows
-            last = max(num_slots - plan.accumulation, self.start)
-            return last - self.start + sum(self._has_rows(slot) for slot in range(last, num_slots))
-        return max(num_slots - self.start, 0)
-
-    def is_done(self) -> bool:
-        """Say if no task is left; plans no more than is needed to tell."""
-        plan = self.plan
-        step, micro_step = divmod(self.start, plan.accumulation)
-        if not plan.has_step(step):
-            return True
-        if not self.skip_empty or plan.has_step(step + 1):
-            return False
-        rest = range(self.start, self.start + plan.accumulation - micro_step)
-        return not any(self._has_rows(slot) for slot in rest)
-
-    def __iter__(self) -> Iterator[Task]:
-        plan = self.plan
-        counted, totals = -1, LossTotals.of([])
-        for slot in itertools.count(self.start):
-            step, micro_step = divmod(slot, plan.accumulation)
-            if not plan.has_step(step):
-                return
-            if step != counted:
-                counted, totals = step, self._loss_totals(step)
-            rows = plan.micro_batch(step, micro_step, self.dp_rank)
-            if self.skip_empty and len(rows) == 0:
-                continue
-            yield Task(
-                epoch=self.epoch,
-                step=self.first_step + step,
-                micro_step=micro_step,
-                is_last_micro_step=micro_step == plan.accumulation - 1,
-                loss_totals=totals,
-                rows=rows,
-                needs_image=self._needs_image(step, micro_step, rows),
-            )
-
-    def _needs_image(self, step: int, micro_step: int, rows: npt.NDArray[np.int64]) -> bool:
-        if self.index.num_tiles[rows].any():
-            return False
-        groups, size = self.plan.step_groups(step), self.plan.dp_world_size
-        first, end = groups.offsets[[micro_step * size, (micro_step + 1) * size]]
-        return first == end or bool(self.index.num_tiles[groups.rows[first:end]].any())
-
-    def _loss_totals(self, step: int) -> LossTotals:
-        # of all ranks: each has the whole plan and index, so nothing is sent
-        return LossTotals.of(self.index.num_loss_tokens[self.plan.step_groups(step).rows])
-
-    def _has_rows(self, slot: int) -> bool:
-        step, micro_step = divmod(slot, self.plan.accumulation)
-        return len(self.plan.micro_batch(step, micro_step, self.dp_rank)) > 0
+Tiles = npt.NDArray[np.uint8]
 
 
 class PackDataset(Dataset[PackedBatch]):
-    """Turns a `Task` into a packed batch; this is what each worker process holds.
+    """Turns a `Task` into a packed batch; this is what each worker holds.
 
     Args:
-        shards: where rows are read; opens its files in each process by itself.
+        source: where rows are read; opens its files in each process by itself.
         transform: from record to sample.
         settings: for the seed of the transform, the padding, and ranks and accumulation, noted in
             each batch.
-        with_image: whether fillers have an image.
+        skip_bad_samples: put a blank sample in the place of one that can't be used, and say so in
+            the batch; else it is an error.
     """
 
     def __init__(
         self,
-        shards: ShardSet,
+        source: RowSource,
         transform: Transform,
         *,
         settings: LoaderSettings,
-        with_image: bool,
+        skip_bad_samples: bool = False,
     ) -> None:
-        self._shards = shards
+        self._source = source
         self._transform = transform
         self._in_place = in_place(transform)
         self._settings = settings
-        self._padding = settings.padding_with_token(shards, transform)
-        # where the data has images, ranks wait for each other in the vision encoder too
-        self._with_image = with_image
+        self._padding = settings.padding_with_token(source, transform)
+        self._skips = skip_bad_samples
+        self._of_epoch: tuple[int, RowSource] | None = None
 
     def __getitem__(self, task: Task) -> PackedBatch:
         is_filler = len(task.rows) == 0
         uniform = self._settings.uniform_modality
         dummy, reserved = None, None
+        skipped: list[SkippedSample] = []
         if is_filler:
-            with_image = self._with_image and (task.needs_image or not uniform)
+            # where the data has images, ranks wait for each other in the vision encoder too
+            with_image = task.has_images and (task.needs_image or not uniform)
             samples = [self._transform.filler(with_image=with_image)]
         else:
-            samples, reserved = self._samples(task)
+            samples, reserved = self._samples(task, skipped)
             if uniform and task.needs_image:
                 dummy = self._transform.filler(with_image=True)
         return pack(
@@ -186,21 +79,52 @@ class PackDataset(Dataset[PackedBatch]):
             accumulation=self._settings.accumulation,
             pad_to=self._padding,
             reserved=reserved,
+            skipped_samples=skipped,
         )
 
-    def _samples(self, task: Task) -> tuple[list[Sample], Reserved | None]:
-        """Make the samples of a task, in the memory of the batch where the transform can."""
-        records = [self._read(row) for row in task.rows.tolist()]
-        if self._in_place is None:
-            return [self._sample(record, task.epoch, None) for record in records], None
-        reserved = reserve(records, tile_shape=self._in_place.tile_shape, pad_to=self._padding)
-        samples = [
-            self._sample(record, task.epoch, tiles)
-            for record, tiles in zip(records, reserved.tiles, strict=True)
-        ]
+    def _samples(
+        self, task: Task, skipped: list[SkippedSample]
+    ) -> tuple[list[Sample], Reserved | None]:
+        """Make the samples of a task, in the memory of the batch where the transform can.
+
+        Args:
+            task: the task.
+            skipped: those that can't be used are added here.
+        """
+        source = self._at(task.epoch)
+        if task.upcoming:
+            source.prefetch(task.upcoming)
+        records: list[Record] = []
+        unread: dict[int, SampleError] = {}
+        for row in task.rows.tolist():
+            try:
+                records.append(_read(source, row))
+            except (SampleError, ShardError) as error:
+                # a shard that can't be read at all is no matter of single samples
+                if not self._skips or not _is_about_row(error, source, row):
+                    raise
+                unread[row] = _bad("damaged row", str(error))
+                records.append(blank_record(source, row, self._transform))
+        reserved = None
+        tiles: list[Tiles | None] = [None] * len(records)
+        if self._in_place is not None:
+            shape = self._in_place.tile_shape
+            reserved = reserve(records, tile_shape=shape, pad_to=self._padding)
+            tiles = list(reserved.tiles)
+        samples = []
+        for record, room in zip(records, tiles, strict=True):
+            try:
+                if record.row in unread:
+                    raise unread[record.row]
+                samples.append(self._sample(record, source, task.epoch, room))
+            except SampleError as error:
+                if not self._skips:
+                    raise
+                skipped.append(_skipped(error, record, source))
+                samples.append(blank_sample(record, self._transform, source, tiles=room))
         return samples, reserved
 
-    def _sample(self, record: Record, epoch: int, tiles: npt.NDArray[np.uint8] | None) -> Sample:
+    def _sample(self, record: Record, source: RowSource, epoch: int, tiles: Tiles | None) -> Sample:
         """Transform one record, and hold the result against the index.
 
         Raises:
@@ -215,50 +139,105 @@ class PackDataset(Dataset[PackedBatch]):
                 sample = self._in_place.write(record, rng, tiles=tiles)
         except SampleError as error:
             raise SampleError(f"{error} ({_where(record)})") from error
-        except OmniloadError:
+        except (OmniloadError, MemoryError):
             raise
         except Exception as error:
-            raise SampleError(
-                f"the transform failed with {type(error).__name__}: {error} ({_where(record)})"
+            raise _bad(
+                "failed transform",
+                f"the transform failed with {type(error).__name__}: {error} ({_where(record)})",
             ) from error
         if not isinstance(sample, Sample):
-            raise SampleError(
+            raise _bad(
+                "failed transform",
                 f"the transform must return an omniload.Sample, got {type(sample).__name__} "
-                f"({_where(record)})."
+                f"({_where(record)}).",
             )
-        self._check(sample, record)
+        _check(sample, record, source)
         return sample
 
-    def _read(self, row: int) -> Record:
-        try:
-            return self._shards.read(row)
-        except OmniloadError:
-            raise
-        except Exception as error:
-            raise ShardError(
-                f"row {row} could not be read: {type(error).__name__}: {error}"
-            ) from error
+    def _at(self, epoch: int) -> RowSource:
+        """Give the rows of an epoch; those of the last one asked for are kept."""
+        if self._of_epoch is None or self._of_epoch[0] != epoch:
+            self._of_epoch = (epoch, self._source.at_epoch(epoch))
+        return self._of_epoch[1]
 
-    def _check(self, sample: Sample, record: Record) -> None:
-        # the plan was made from the index: other lengths would break the budget and the loss
-        # denominators that all ranks agreed on
-        index = self._shards.index
-        row = record.row
-        if sample.sample_id != row:
-            raise SampleError(
-                f"sample_id must be the row of the record: expected {row}, got {sample.sample_id} "
-                f"({_where(record)})."
+
+def _read(source: RowSource, row: int) -> Record:
+    try:
+        return source.read(row)
+    except (OmniloadError, MemoryError):
+        raise
+    except Exception as error:
+        message = f"row {row} could not be read: {type(error).__name__}: {error}"
+        raise ShardError(message) from error
+
+
+def _is_about_row(error: OmniloadError, source: RowSource, row: int) -> bool:
+    """Say if a row is damaged alone, so that others of its shard can be read."""
+    if isinstance(error, SampleError):
+        return True
+    shard = source.locate(row)[0]
+    for other in _neighbours(source, row):
+        if source.locate(other)[0] != shard:
+            continue
+        try:
+            source.read(other)
+        except Exception:  # whatever it is: the question is whether it can be read
+            continue
+        return True
+    return False
+
+
+def _neighbours(source: RowSource, row: int) -> Iterator[int]:
+    first = row - source.locate(row)[1]
+    for other in (first, *(row + sign * 4**power for power in range(9) for sign in (1, -1))):
+        if other != row and 0 <= other < len(source):
+            yield other
+
+
+def _check(sample: Sample, record: Record, source: RowSource) -> None:
+    # the plan was made from the index: other lengths would break the budget and the loss
+    # denominators that all ranks agreed on
+    row = record.row
+    if sample.sample_id != row:
+        raise _bad(
+            "failed transform",
+            f"sample_id must be the row of the record: expected {row}, got {sample.sample_id} "
+            f"({_where(record)}).",
+        )
+    if (lowest := int(sample.input_ids.min())) < 0:
+        raise _bad(
+            "failed transform",
+            f"input_ids must not be negative, got {lowest} ({_where(record)}).",
+        )
+    for name in ("num_tokens", "num_tiles", "num_loss_tokens"):
+        planned, got = int(getattr(source.index, name)[row]), getattr(sample, name)
+        if planned != got:
+            raise _bad(
+                "wrong length",
+                f"{name} of the sample must be what the index says: expected {planned}, got "
+                f"{got} ({_where(record)}). Preprocess again with the settings of this "
+                "transform, or keep lengths unchanged in the transform.",
             )
-        if (lowest := int(sample.input_ids.min())) < 0:
-            raise SampleError(f"input_ids must not be negative, got {lowest} ({_where(record)}).")
-        for name in ("num_tokens", "num_tiles", "num_loss_tokens"):
-            planned, got = int(getattr(index, name)[row]), getattr(sample, name)
-            if planned != got:
-                raise SampleError(
-                    f"{name} of the sample must be what the index says: expected {planned}, got "
-                    f"{got} ({_where(record)}). Preprocess again with the settings of this "
-                    "transform, or keep lengths unchanged in the transform."
-                )
+
+
+def _skipped(error: SampleError, record: Record, source: RowSource) -> SkippedSample:
+    return SkippedSample(
+        row=record.row,
+        key=record.key,
+        source=record.source,
+        shard=record.shard,
+        shard_row=source.locate(record.row)[1],
+        kind=error.kind,
+        reason=str(error),
+        num_loss_tokens=int(source.index.num_loss_tokens[record.row]),
+    )
+
+
+def _bad(kind: str, message: str) -> SampleError:
+    error = SampleError(message)
+    error.kind = kind
+    return error
 
 
 def _where(record: Record) -> str:

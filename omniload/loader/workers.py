@@ -10,8 +10,9 @@ from torch.utils.data import DataLoader, Sampler
 
 from omniload._memory import keep_freed_memory
 from omniload.batch import PackedBatch
-from omniload.loader.settings import WorkerOptions
-from omniload.loader.worker import PackDataset, Task, Walk
+from omniload.loader.options import WorkerOptions
+from omniload.loader.tasks import Task, Walk
+from omniload.loader.worker import PackDataset
 
 __all__ = ["TaskSampler", "Workers"]
 

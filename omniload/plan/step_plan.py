@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -332,6 +332,31 @@ class StepPlan:
             position["accumulation"] = self.accumulation
             position["balance"] = balance_name(self.balance)
         return position
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole epoch that are planned, those before this plan's start too."""
+        return len(self._order.index) - len(self.dropped)
+
+    def is_near_end(self, step: int) -> bool:
+        """Say if a step begins in the last window of the epoch, or behind it."""
+        return self._stream.locate(step * self._slots)[0] >= self._order.num_windows - 1
+
+    def rows_before(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Give the rows of the epoch before step 0 of this plan, in some parts: int64 (n,) each.
+
+        Plans no window but the one in which the plan begins.
+        """
+        window, groups = self._stream.first
+        for earlier in range(window):
+            yield self._order.windows.rows(earlier)
+        if groups:
+            begun = self._order.groups(window)
+            yield begun.rows[: begun.offsets[groups]]
+
+    def plan_ahead(self) -> None:
+        """Begin to plan the first window in a thread, where it isn't planned yet."""
+        self._order.plan_ahead(self._stream.first[0])
 
     def _emitted(self, step: int) -> Groups:
         if not self.has_step(step):
