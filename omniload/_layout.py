@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from omniload._checks import check_device, check_flag
+from omniload._memory import populate
 from omniload.errors import ConfigError
 
 __all__ = ["BatchSizes", "Reserved", "TensorBuffer", "allocate_buffer"]
@@ -70,6 +71,9 @@ def allocate_buffer(sizes: BatchSizes) -> tuple[torch.Tensor, dict[str, npt.NDAr
 
     Returns:
         uint8 (num_bytes,), zero between its sections; and name -> array.
+
+    Raises:
+        ConfigError: no shared memory is left.
     """
     sections, num_bytes = sizes.sections()
     if torch.utils.data.get_worker_info() is None:
@@ -77,6 +81,12 @@ def allocate_buffer(sizes: BatchSizes) -> tuple[torch.Tensor, dict[str, npt.NDAr
     else:
         storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
         buffer = torch.empty(0, dtype=torch.uint8).set_(storage)
+        if not populate(buffer.data_ptr(), num_bytes):
+            raise ConfigError(
+                f"a batch must fit in the shared memory that is free: expected {num_bytes} bytes. "
+                "Give /dev/shm more (docker run --shm-size), or lower the budget, prefetch_factor "
+                "or num_workers."
+            )
     raw = buffer.numpy()
     arrays, gap = {}, 0
     for name, (dtype, shape) in sizes.shapes().items():
