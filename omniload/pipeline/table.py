@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError
+from omniload.pipeline.correct import corrected_kinds
 from omniload.pipeline.kinds import LayerKind, Linear, ParamBytes, Selective, Shapes
+from omniload.pipeline.table_checks import check_layers, check_machine
 from omniload.pipeline.table_json import table_from_dict, table_to_dict
 
 __all__ = ["CostTable", "LayerKind", "Linear", "ParamBytes", "Recompute", "Selective", "Shapes"]
@@ -23,8 +25,6 @@ Recompute = int | str
 
 BoolArray = npt.NDArray[np.bool_]
 Float64Array = npt.NDArray[np.float64]
-
-_SOURCES = ("analytic", "measured", "corrected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,8 @@ class CostTable:
         object.__setattr__(self, "layers", tuple(self.layers))
         object.__setattr__(self, "tied", tuple(tuple(group) for group in self.tied))
         object.__setattr__(self, "pinned", MappingProxyType(dict(self.pinned)))
-        _check_layers(self)
-        _check_machine(self)
+        check_layers(self)
+        check_machine(self)
 
     @property
     def num_layers(self) -> int:
@@ -228,6 +228,32 @@ class CostTable:
                 )
         return tuple(choice)
 
+    def corrected_by(
+        self, measured: CostTable, shapes: Shapes, *, names: Mapping[str, str] | None = None
+    ) -> CostTable:
+        """Scale times and bytes of each kind so that they are the measured ones.
+
+        A measured table has the layers that fit one GPU; this one has all of the model, tensor
+        parallelism, and ways to recompute a part of a layer.
+
+        Args:
+            measured: what `omniload.pipeline.profile_layers` returned.
+            shapes: micro-batches as they will come.
+            names: name of the measured kind of each kind of this table; None: the one of its name,
+                or else the only one of its part. Others get the ratio of all times measured.
+
+        Raises:
+            ConfigError: no kind was measured, or under another tensor parallelism.
+        """
+        if measured.tensor_parallel != self.tensor_parallel:
+            raise ConfigError(
+                "tables must be of one tensor parallelism: expected "
+                f"{self.tensor_parallel}, got {measured.tensor_parallel}. Set that of the measured "
+                "one by dataclasses.replace if its layers were measured in that way."
+            )
+        kinds = corrected_kinds(self.kinds, measured.kinds, shapes, names=names)
+        return replace(self, kinds=kinds, source="corrected")
+
     def to_json(self) -> str:
         """Write the table as a JSON object."""
         return json.dumps(table_to_dict(self), indent=1) + "\n"
@@ -264,50 +290,3 @@ class CostTable:
 
 def _option(kind: LayerKind, choice: Recompute) -> Selective | None:
     return next((option for option in kind.selective if option.name == choice), None)
-
-
-def _check_layers(table: CostTable) -> None:
-    names = [kind.name for kind in table.kinds]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"kinds of a cost table must have different names, got {names}.")
-    if not table.layers:
-        raise ConfigError("a cost table needs at least one layer.")
-    for layer, name in enumerate(table.layers):
-        if name not in names:
-            raise ConfigError(
-                f"layer {layer} must be of a known kind ({', '.join(names)}), got {name!r}."
-            )
-    for group in table.tied:
-        if len(set(group)) < 2 or not all(0 <= layer < len(table.layers) for layer in group):
-            raise ConfigError(
-                f"a tied group must name two or more of {len(table.layers)} layers, got "
-                f"{list(group)}."
-            )
-    for layer, stage in table.pinned.items():
-        if not 0 <= layer < len(table.layers) or stage < 0:
-            raise ConfigError(
-                f"a pin must name one of {len(table.layers)} layers and a stage, got layer "
-                f"{layer} on stage {stage}."
-            )
-
-
-def _check_machine(table: CostTable) -> None:
-    for name in ("tensor_parallel", "data_parallel"):
-        value = getattr(table, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"CostTable.{name} must be an integer of at least 1, got {value!r}.")
-    if table.zero_stage not in (0, 1):
-        raise ConfigError(
-            f"CostTable.zero_stage must be 0 or 1 (a pipeline has no more), got "
-            f"{table.zero_stage!r}."
-        )
-    for name, above in (("reserve_bytes", False), ("p2p_latency_s", False),
-                        ("p2p_bytes_per_s", True)):  # fmt: skip
-        value = getattr(table, name)
-        if not np.isfinite(value) or value < 0 or (above and value == 0):
-            least = "above 0" if above else "at least 0"
-            raise ConfigError(f"CostTable.{name} must be finite and {least}, got {value!r}.")
-    if table.source not in _SOURCES:
-        raise ConfigError(
-            f"CostTable.source must be one of {', '.join(_SOURCES)}, got {table.source!r}."
-        )

@@ -1,0 +1,500 @@
+"""Profiles of real layers: kept bytes are exact, kinds and gradients are found, times are there."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from omniload.errors import ConfigError
+from omniload.flops import LanguageModel, VisionModel
+from omniload.pipeline.analytic import cost_table
+from omniload.pipeline.kinds import Linear, ParamBytes, Shapes
+from omniload.pipeline.models import Encoder, ModelDescription
+from omniload.pipeline.profile import ProfileBatch, kept_storages, profile_layers
+from omniload.pipeline.profile_fit import design_of, fit_linear
+from omniload.pipeline.table import CostTable
+
+WIDTH, PATCHES, TOKENS_PER_TILE, VOCABULARY = 16, 12, 3, 40
+# (tiles, lengths of the samples): tiles, tokens and squares vary independently
+MEASURED = [(2, (30, 20)), (5, (64,)), (1, (8, 8, 8)), (3, (50, 3, 3)), (7, (21, 40)), (4, (90,))]
+HELD_OUT = [(6, (70, 10)), (9, (33,)), (1, (100, 50, 25))]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads that wait for each other take longer than such small layers."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class VisionBlock(nn.Module):
+    """Attention among the patches of each tile, on a tuple that carries the tokens along."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, inputs):
+        x, ids, segments = inputs
+        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        scores = (q @ k.transpose(-1, -2)).softmax(dim=-1)
+        x = x + self.out(scores @ v)
+        return x + self.mlp(x), ids, segments
+
+
+class Projector(nn.Module):
+    """Patches to tokens of the language model."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH * PATCHES // TOKENS_PER_TILE, WIDTH)
+
+    def forward(self, inputs):
+        x, ids, segments = inputs
+        return self.linear(x.reshape(len(x) * TOKENS_PER_TILE, -1)), ids, segments
+
+
+class Embedding(nn.Module):
+    """Text tokens, with the visual ones in front."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+
+    def forward(self, inputs):
+        seen, ids, segments = inputs
+        text = self.table(ids)
+        place = torch.arange(len(seen)) % len(text)
+        return text.index_add(0, place, seen), segments
+
+
+class LanguageBlock(nn.Module):
+    """Causal attention inside each sample, over the whole row: costs grow with tokens squared."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 32), nn.SiLU(), nn.Linear(32, WIDTH))
+
+    def forward(self, inputs):
+        x, segments = inputs
+        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
+        rows = []
+        for begin, end in itertools.pairwise(segments.tolist()):
+            part = slice(begin, end)
+            rows.append((q[part] @ k[part].T).softmax(dim=-1) @ v[part])
+        x = x + torch.cat(rows)
+        return x + self.mlp(x), segments
+
+
+class Head(nn.Module):
+    """Logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, inputs):
+        x, _ = inputs
+        return self.linear(x)
+
+
+def model():
+    torch.manual_seed(1)
+    return [
+        VisionBlock(), VisionBlock(), VisionBlock(), Projector(), Embedding(), LanguageBlock(),
+        LanguageBlock(), Head(),
+    ]  # fmt: skip
+
+
+PARTS = ["vision"] * 3 + ["projector", "embedding"] + ["language"] * 2 + ["head"]
+
+
+def micro_batch(tiles, lengths):
+    tokens = sum(lengths)
+    ids = torch.randint(0, VOCABULARY, (tokens,))
+    bounds = torch.tensor([0, *np.cumsum(lengths).tolist()])
+    return ProfileBatch(
+        inputs=(torch.randn(tiles, PATCHES, WIDTH), ids, bounds),
+        num_tiles=tiles,
+        num_tokens=tokens,
+        sum_squares=sum(length**2 for length in lengths),
+        labels=ids.roll(1),
+    )
+
+
+def cross_entropy(logits, labels):
+    return nn.functional.cross_entropy(logits, labels)
+
+
+def profile(layers, cases=MEASURED, **settings):
+    batches = [micro_batch(*case) for case in cases]
+    fields = {"parts": PARTS, "repeats": 1, "warmup": 0, **settings}
+    return profile_layers(layers, batches, **fields)
+
+
+def shapes(cases):
+    batches = [micro_batch(*case) for case in cases]
+    return Shapes(
+        num_tiles=[each.num_tiles for each in batches],
+        num_tokens=[each.num_tokens for each in batches],
+        sum_squares=[each.sum_squares for each in batches],
+    )
+
+
+def whole_chain(layers, batch, *, loss_fn=None):
+    """Bytes that autograd really keeps when all layers run as one graph."""
+    weights = {weight.untyped_storage().data_ptr() for layer in layers
+               for weight in layer.parameters()}  # fmt: skip
+
+    def run():
+        value = batch.inputs
+        for layer in layers:
+            value = layer(value)
+        return value if loss_fn is None else loss_fn(value, batch.labels)
+
+    _, saved = kept_storages(run)
+    return sum(size for address, size in saved.items() if address not in weights)
+
+
+# --- bytes
+
+
+def test_kept_bytes_of_shapes_never_measured_are_exact():
+    layers = model()
+    table = profile(layers)
+    kept = table.kept(shapes(HELD_OUT)).sum(axis=0)
+    for place, case in enumerate(HELD_OUT):
+        real = whole_chain(layers, micro_batch(*case))
+        # bounds of samples and indices: a few bytes a sample, which no coefficient knows
+        assert kept[place] == pytest.approx(real, rel=0.02)
+    blocks = np.isin(table.layers, ["VisionBlock"])
+    exact = table.kept(shapes(HELD_OUT))[blocks]
+    again = profile(layers, cases=[*MEASURED[:3], *HELD_OUT]).kept(shapes(HELD_OUT))[blocks]
+    np.testing.assert_allclose(exact, again, atol=1.0)
+
+
+def test_a_row_of_one_kind_of_layer_keeps_to_the_byte_what_is_predicted():
+    torch.manual_seed(2)
+    layers = [nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)]
+
+    def batch(tokens, squares):
+        return ProfileBatch(inputs=torch.randn(tokens, 8, requires_grad=True), num_tiles=0,
+                            num_tokens=tokens, sum_squares=squares)  # fmt: skip
+
+    measured = [batch(10, 50), batch(33, 80), batch(21, 400)]
+    table = profile_layers(layers, measured, repeats=1, warmup=0)
+    assert table.layers == ("Linear", "GELU", "Linear", "GELU", "Linear")
+    found = table.kept(Shapes(num_tiles=[0], num_tokens=[77], sum_squares=[900]))[:, 0]
+    # each keeps its input: what one gives is what the next one keeps
+    np.testing.assert_allclose(found, 77 * 8 * 4, atol=1e-6)
+    assert found.sum() == pytest.approx(whole_chain(layers, batch(77, 900)), abs=1e-6)
+    assert table.kind(1).recomputable is False  # nothing to save: it keeps its input only
+
+
+def test_a_storage_that_travels_on_is_kept_once():
+    class Gate(nn.Module):
+        def forward(self, inputs):
+            x, gate = inputs
+            return x * gate, gate
+
+    batches = [
+        ProfileBatch(inputs=(torch.randn(n, 8, requires_grad=True),
+                             torch.randn(n, 8, requires_grad=True)),
+                     num_tiles=0, num_tokens=n, sum_squares=s)
+        for n, s in ((10, 50), (33, 80), (21, 400))
+    ]  # fmt: skip
+    layers = [Gate(), Gate(), Gate()]
+    table = profile_layers(layers, batches, repeats=1, warmup=0,
+                           kinds=["first", "second", "third"])  # fmt: skip
+    kept = table.kept(Shapes(num_tiles=[0], num_tokens=[10], sum_squares=[50]))
+    assert not kept.any()  # without parameters there is no backward pass
+    bytes_of = [table.kind(layer).kept_bytes.at(0, 10, 50) for layer in range(3)]
+    np.testing.assert_allclose(bytes_of, [0, 640, 320], atol=1e-6)
+
+
+def test_output_of_a_layer_that_keeps_it_is_not_counted_twice():
+    layers = [nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)]
+    batches = [
+        ProfileBatch(inputs=torch.randn(n, 8), num_tiles=0, num_tokens=n, sum_squares=s)
+        for n, s in ((10, 50), (33, 80), (21, 400))
+    ]
+    table = profile_layers(layers, batches, repeats=1, warmup=0)
+    one = Shapes(num_tiles=[0], num_tokens=[10], sum_squares=[50])
+    # the second of each kind is measured: a linear layer behind a tanh keeps nothing of its own
+    np.testing.assert_allclose(table.kept(one)[1:3, 0], [320, 0], atol=1e-6)
+
+
+def test_recomputed_layers_keep_what_they_were_given():
+    table = profile(model())
+    shape = shapes([(6, (70, 10))])
+    kept = table.kept(shape, 1)[:, 0]
+    assert kept[1] == pytest.approx(6 * PATCHES * WIDTH * 4)  # ids and bounds pass by
+    assert kept[5] == pytest.approx(80 * WIDTH * 4)
+    assert (kept <= table.kept(shape)[:, 0]).all()
+
+
+def test_outputs_are_what_is_sent():
+    table = profile(model())
+    sent = table.output(shapes([(6, (70, 10))]))[:, 0]
+    ids, bounds = 80 * 8, 3 * 8
+    assert sent[0] == pytest.approx(6 * PATCHES * WIDTH * 4 + ids + bounds, abs=16)
+    assert sent[5] == pytest.approx(80 * WIDTH * 4 + bounds, abs=16)
+    assert sent[-1] == pytest.approx(80 * VOCABULARY * 4)
+
+
+def test_the_loss_is_counted_to_the_last_layer():
+    layers = model()
+    plain, lossy = profile(layers), profile(layers, loss_fn=cross_entropy)
+    shape = shapes(HELD_OUT)
+    more = lossy.kept(shape)[-1] - plain.kept(shape)[-1]
+    assert (more >= shape.num_tokens * VOCABULARY * 4).all()
+    assert lossy.kind(len(layers) - 1).choices == (0,)
+    assert not lossy.output(shape)[-1].any()
+    np.testing.assert_allclose(lossy.kept(shape)[:-1], plain.kept(shape)[:-1], atol=1.0)
+
+
+# --- kinds
+
+
+def test_equal_layers_are_of_one_kind():
+    layers = model()
+    layers[1].requires_grad_(False)
+    table = profile(layers)
+    assert table.layers == (
+        "VisionBlock", "VisionBlock-2", "VisionBlock", "Projector", "Embedding", "LanguageBlock",
+        "LanguageBlock", "Head",
+    )  # fmt: skip
+    assert [kind.part for kind in table.kinds] == [
+        "vision", "vision", "projector", "embedding", "language", "head"
+    ]  # fmt: skip
+    assert table.source == "measured"
+    assert table.params.tolist() == [
+        sum(weight.numel() for weight in layer.parameters()) for layer in layers
+    ]
+    assert table.param_bytes == ParamBytes(weight=4, gradient=4, optimizer=8)
+
+
+def test_frozen_layers_are_measured_as_such():
+    layers = model()
+    for layer in layers[:3]:
+        layer.requires_grad_(False)
+    frozen, trained = profile(layers), profile(model())
+    shape = shapes(HELD_OUT)
+    assert not frozen.kept(shape)[:3].any()
+    assert not frozen.backward(shape)[:3].any()
+    # behind a trained layer, a frozen one keeps no inputs of its linear layers
+    assert frozen.kind(0).kept_frozen_bytes.tile < trained.kind(0).kept_bytes.tile
+    np.testing.assert_allclose(frozen.kept(shape)[3:], trained.kept(shape)[3:], atol=1.0)
+
+
+def test_layers_that_share_weights_are_tied():
+    layers = model()
+    layers[-1].linear.weight = layers[4].table.weight
+    assert profile(layers).tied == ((4, 7),)
+    shared = [nn.Linear(4, 4), nn.Tanh()]
+    batches = [
+        ProfileBatch(inputs=torch.randn(n, 4), num_tiles=0, num_tokens=n, sum_squares=s)
+        for n, s in ((10, 50), (33, 80), (21, 400))
+    ]
+    table = profile_layers([*shared, *shared], batches, repeats=1, warmup=0)
+    assert table.tied == ((0, 2),)
+
+
+def test_functions_are_layers_too():
+    def double(x):
+        return x * 2
+
+    batches = [
+        ProfileBatch(inputs=torch.randn(n, 4), num_tiles=0, num_tokens=n, sum_squares=s)
+        for n, s in ((10, 50), (33, 80), (21, 400))
+    ]
+    table = profile_layers([nn.Linear(4, 4), double], batches, repeats=1, warmup=0)
+    assert table.layers == ("Linear", "double")
+    assert table.kind(1).params == 0
+
+
+# --- times, and what is left behind
+
+
+def test_every_pass_takes_time():
+    table = profile(model(), repeats=3, warmup=1)
+    shape = shapes(HELD_OUT)
+    assert (table.forward(shape) > 0).all()
+    assert (table.backward(shape) > 0).all()
+    assert (table.recompute(shape) >= 0).all()
+
+
+def test_gradients_and_weights_are_left_as_they_were():
+    layers = model()
+    layers[0].norm.weight.grad = torch.full((WIDTH,), 3.0)
+    before = {name: weight.clone() for name, weight in layers[5].state_dict().items()}
+    profile(layers)
+    assert (layers[0].norm.weight.grad == 3.0).all()
+    assert layers[5].qkv.weight.grad is None
+    for name, weight in layers[5].state_dict().items():
+        assert torch.equal(weight, before[name])
+
+
+def test_gradients_are_given_back_after_an_error():
+    class Broken(nn.Module):
+        def forward(self, inputs):
+            raise RuntimeError("broken layer")
+
+    layers = [nn.Linear(4, 4), Broken()]
+    layers[0].weight.grad = torch.ones(4, 4)
+    batches = [
+        ProfileBatch(inputs=torch.randn(n, 4), num_tiles=0, num_tokens=n, sum_squares=s)
+        for n, s in ((10, 50), (33, 80), (21, 400))
+    ]
+    with pytest.raises(RuntimeError, match="broken layer"):
+        profile_layers(layers, batches, repeats=1, warmup=0)
+    assert (layers[0].weight.grad == 1).all()
+
+
+# --- correction
+
+
+def test_a_measured_table_corrects_an_analytic_one():
+    measured = profile(model())
+    shape = shapes(HELD_OUT)
+    twice = dataclasses.replace(
+        measured,
+        source="analytic",
+        kinds=tuple(
+            dataclasses.replace(
+                kind,
+                forward_s=kind.forward_s.scaled(2),
+                backward_s=kind.backward_s.scaled(4),
+                kept_bytes=kind.kept_bytes.scaled(0.5),
+            )
+            for kind in measured.kinds
+        ),
+    )
+    found = twice.corrected_by(measured, shape)
+    assert found.source == "corrected"
+    np.testing.assert_allclose(found.forward(shape), measured.forward(shape))
+    np.testing.assert_allclose(found.backward(shape), measured.backward(shape))
+    np.testing.assert_allclose(found.kept(shape), measured.kept(shape))
+
+
+def small_model():
+    vision = VisionModel(layers=3, width=WIDTH, patches=PATCHES)
+    language = LanguageModel(
+        layers=2, width=WIDTH, vocabulary=VOCABULARY, heads=1, mlp_ratio=2, gated=False
+    )
+    return ModelDescription(
+        name="small", encoder=Encoder(sizes=vision, tokens_per_tile=TOKENS_PER_TILE, joined=4),
+        projector=(4 * WIDTH, WIDTH), language=language,
+    )  # fmt: skip
+
+
+def test_kinds_are_found_by_their_part_and_keep_the_form_of_their_costs():
+    shape = shapes(HELD_OUT)
+    analytic = cost_table(small_model(), tensor_parallel=1, data_parallel=4)
+    measured = profile(model(), loss_fn=cross_entropy)
+    found = analytic.corrected_by(measured, shape)
+    assert found.layers == analytic.layers
+    assert found.data_parallel == 4
+    for name in ("forward", "backward", "kept"):
+        rows = [getattr(each, name)(shape).sum(axis=1) for each in (found, measured)]
+        np.testing.assert_allclose(*rows)
+    # options that were not measured keep their share of the whole
+    share = [table.kept(shape, "mlp")[0] / table.kept(shape)[0] for table in (found, analytic)]
+    np.testing.assert_allclose(*share)
+    assert CostTable.from_json(found.to_json()) == found
+
+
+def test_kinds_that_were_not_measured_get_the_ratio_of_those_that_were():
+    shape = shapes(HELD_OUT)
+    analytic = cost_table(small_model())
+    fast = dataclasses.replace(
+        analytic,
+        kinds=tuple(
+            dataclasses.replace(kind, forward_s=kind.forward_s.scaled(0.5),
+                                backward_s=kind.backward_s.scaled(0.5))
+            for kind in analytic.kinds if kind.part in ("vision", "language")
+        ),
+        layers=("vision_block", "language_block"),
+    )  # fmt: skip
+    found = analytic.corrected_by(fast, shape)
+    np.testing.assert_allclose(found.forward(shape), analytic.forward(shape) / 2)
+    np.testing.assert_allclose(found.kept(shape), analytic.kept(shape))
+    other = dataclasses.replace(
+        fast, layers=("a",), kinds=(dataclasses.replace(fast.kinds[0], name="a", part="head"),)
+    )
+    found = analytic.corrected_by(other, shape, names={"vision_block": "a"})
+    np.testing.assert_allclose(found.forward(shape), analytic.forward(shape) / 2)
+
+
+def test_a_measured_frozen_layer_corrects_the_pass_that_it_has():
+    shape = shapes(HELD_OUT)
+    analytic = cost_table(small_model())
+    block = analytic.kind(0)
+    frozen = dataclasses.replace(
+        block, trainable=False, backward_s=block.backward_frozen_s.scaled(3),
+        backward_frozen_s=block.backward_frozen_s.scaled(3),
+        kept_bytes=block.kept_frozen_bytes, params=1,
+    )  # fmt: skip
+    measured = dataclasses.replace(analytic, kinds=(frozen,), layers=("vision_block",))
+    found = analytic.corrected_by(measured, shape).kind(0)
+    assert found.backward_s.tile == pytest.approx(3 * block.backward_s.tile)
+    assert found.kept_bytes == block.kept_bytes
+
+
+def test_tables_that_do_not_belong_together_are_refused():
+    shape = shapes(HELD_OUT)
+    analytic = cost_table(small_model())
+    with pytest.raises(ConfigError, match="of one tensor parallelism: expected 1, got 2"):
+        analytic.corrected_by(cost_table(small_model(), tensor_parallel=2), shape)
+    alone = dataclasses.replace(
+        analytic, layers=("x",),
+        kinds=(dataclasses.replace(analytic.kinds[0], name="x"),
+               dataclasses.replace(analytic.kinds[0], name="y")),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"measured kinds must belong to .*: got x, y for"):
+        analytic.corrected_by(alone, shape)
+    with pytest.raises(ConfigError, match="got 'vision_block': 'z'"):
+        analytic.corrected_by(alone, shape, names={"vision_block": "z"})
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: profile([]), "a profile needs at least one layer"),
+        (lambda: profile(model(), parts=["vision"]), "parts must have one entry a layer: exp.* 8"),
+        (lambda: profile(model(), kinds=["a"]), "kinds must have one entry a layer: expected 8"),
+        (lambda: profile(model(), parts=["tail"] * 8), "parts must be of vision, .* got 'tail'"),
+        (lambda: profile(model(), repeats=0), "repeats must be at least 1, warmup 0: got 0"),
+        (
+            lambda: profile(model(), kinds=["a"] * 8, loss_fn=cross_entropy),
+            "its kind must be its own: got 8 layers of kind 'a'",
+        ),
+        (lambda: profile(model(), cases=[]), "must tell .* apart: got 0 micro-batches"),
+        (
+            lambda: profile(model(), cases=[(n, (10 * n,)) for n in range(1, 6)]),
+            "must tell tiles, tokens, sum of squared lengths, a constant apart: got 5",
+        ),
+    ],
+)
+def test_profiles_that_say_nothing_are_refused(make, match):
+    with pytest.raises(ConfigError, match=match):
+        make()
+
+
+def test_exact_values_give_exact_coefficients():
+    design = design_of(shapes(MEASURED))
+    truth = Linear(tile=123_456.0, token=64.0, token_pair=8.0)
+    found = fit_linear(design, design @ [123_456.0, 64.0, 8.0, 0.0])
+    for name in ("tile", "token", "token_pair", "fixed"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-9)
+    assert fit_linear(design, np.zeros(len(design))) == Linear()
