@@ -44,6 +44,7 @@ class FetchAhead:
         is_stopped: Callable[[], bool],
     ) -> None:
         self.wanted: tuple[Entry, ...] = ()
+        self._names: frozenset[str] = frozenset()
         self.figures: dict[str, float] = {}
         self._folder = folder
         self._transport = transport
@@ -56,6 +57,7 @@ class FetchAhead:
     def want(self, entries: Sequence[Entry]) -> None:
         """Set what is needed next, nearest first."""
         self.wanted = tuple(entries[:MOST_NAMED])
+        self._names = frozenset(entry.name for entry in self.wanted)
         if not self.wanted:
             return
         with self._lock:
@@ -92,7 +94,7 @@ class FetchAhead:
         def sleep(seconds: float) -> None:
             end = time.monotonic() + seconds
             while True:
-                if self._is_stopped() or entry not in self.wanted:
+                if self._is_stopped() or entry.name not in self._names:
                     raise Stopped
                 left = end - time.monotonic()
                 if left <= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -27,6 +28,8 @@ Value = TypeVar("Value")
 # a map costs a file descriptor, and is made again in 0.3 ms
 _MAX_HELD = 256
 _WATCH_S = 0.1
+_SETTLED_S = 1.0
+_NOTE_S = 1.0
 
 
 class CacheClient:
@@ -80,6 +83,7 @@ class CacheClient:
         process = self._process()
         held = process.held.get(entry.name)
         if held is not None:
+            held.was_used = True
             found: Value = held.value
             return found
         data, inode = process.map(entry)
@@ -126,10 +130,11 @@ class CacheClient:
         return process
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class _Held:
     value: Any
     inode: int
+    was_used: bool = False
 
 
 class _Process:
@@ -221,25 +226,33 @@ class _Process:
             self._order.leave()
 
     def _watch(self) -> None:
-        """Let go of files that were evicted, so that their room comes free."""
-        changed_ns = 0
+        """Let go of files that were evicted, so that their room comes free; mark those in use."""
+        noted_s = time.monotonic()
         while not self._is_stopped:
             time.sleep(_WATCH_S)
-            try:
-                now_ns = self._folder.path.stat().st_mtime_ns
-                if now_ns == changed_ns:
-                    continue
-                changed_ns = now_ns
-                there = {
-                    found.name: found.path.stat().st_ino
-                    for found in self._folder.scan()
-                    if found.kind == "shard"
-                }
-            except OSError:
-                continue  # a file went while we looked, or the folder itself
-            for name, held in list(self.held.items()):
-                if there.get(name) != held.inode:
-                    self.held.pop(name, None)
+            with contextlib.suppress(OSError):  # a file went while we looked, or the folder itself
+                # the clock of the file system is coarse: look again for a while after a change
+                if time.time() - self._folder.path.stat().st_mtime < _SETTLED_S:
+                    self._let_go()
+                if time.monotonic() - noted_s > _NOTE_S:
+                    noted_s = time.monotonic()
+                    self._note_use()
+
+    def _let_go(self) -> None:
+        there = {
+            found.name: found.path.stat().st_ino
+            for found in self._folder.scan()
+            if found.kind == "shard"
+        }
+        for name, held in list(self.held.items()):
+            if there.get(name) != held.inode:
+                self.held.pop(name, None)
+
+    def _note_use(self) -> None:
+        for name, held in list(self.held.items()):
+            if held.was_used:
+                held.was_used = False
+                os.utime(self._folder.path / f"{name}.shard")
 
 
 def _stop(processes: dict[int, _Process]) -> None:

@@ -197,20 +197,19 @@ class CacheFolder:
         try:
             share(descriptor)
             os.fsync(descriptor)
-            partial.replace(self.file(entry, "shard"))
+            with self.space():  # whoever counts sees it under one name, and no more
+                partial.replace(self.file(entry, "shard"))
         except BaseException:
             os.close(descriptor)
             raise
         self.file(entry, "origin").unlink(missing_ok=True)
         return descriptor
 
-    def drop_partial(self, entry: Entry) -> None:
-        """Delete what was fetched of a file so far."""
-        self.file(entry, "partial").unlink(missing_ok=True)
-        self.file(entry, "origin").unlink(missing_ok=True)
-
     def scan(self) -> list[Found]:
-        """List all that takes room, after deleting evicted files that nobody uses any more."""
+        """List all that takes room, after deleting evicted files that nobody uses any more.
+
+        It is exact for a caller that holds `space`.
+        """
         found: list[Found] = []
         with os.scandir(self.path) as items:
             for item in items:

@@ -61,7 +61,7 @@ def read_orders(folder: Path) -> dict[str, int]:
     Orders of processes that are dead are deleted.
     """
     places: dict[str, int] = {}
-    for path in folder.glob("order-*"):
+    for path in folder.glob(f"order-{'[0-9a-f]' * 16}"):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:

@@ -15,6 +15,7 @@ __all__ = ["free_some", "reserve", "try_reserve"]
 #: a place after all others: nobody has named the file
 _NEVER = 1 << 62
 _PAUSE_S = 0.05
+_PENDING_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +38,9 @@ def try_reserve(folder: CacheFolder, entry: Entry, *, place: int) -> bool:
         victims = [victim for victim in _victims(folder, entry, found) if victim.place > place]
         if need > sum(victim.found.num_bytes for victim in victims):
             return False
-        if _evict(folder, victims, need) < need:
-            return False  # some are in use; their room comes free a moment later
+        # what went before while it was in use gives its room back a moment later
+        if _evict(folder, victims, need - _pending(found)) < need:
+            return False
         _take(folder, entry)
         return True
 
@@ -65,10 +67,13 @@ def reserve(folder: CacheFolder, entry: Entry, *, patience_s: float) -> None:
         with folder.space():
             found = folder.scan()
             need = _needed(folder, entry, found)
-            if _evict(folder, _victims(folder, entry, found), need) >= need:
+            waited_s = time.monotonic() - begin
+            # a process that is stopped never gives the room of its files back
+            pending = _pending(found) if waited_s < _PENDING_S else 0
+            if _evict(folder, _victims(folder, entry, found), need - pending) >= need:
                 _take(folder, entry)
                 return
-        if time.monotonic() - begin > patience_s:
+        if waited_s > patience_s:
             raise _no_room(folder, entry, found)
         time.sleep(_PAUSE_S)
 
@@ -124,6 +129,10 @@ def _evict(folder: CacheFolder, victims: Sequence[_Victim], need: int) -> int:
         elif victim.found.kind == "shard":
             pending += victim.found.num_bytes
     return free
+
+
+def _pending(found: Sequence[Found]) -> int:
+    return sum(item.num_bytes for item in found if item.kind == "evicted")
 
 
 def _take(folder: CacheFolder, entry: Entry) -> None:
