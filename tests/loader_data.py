@@ -1,14 +1,16 @@
 """Small real shards with real JPEGs, and transforms that misbehave, for the tests of the loader."""
 
 import io
+import random
 import time
 
 import numpy as np
 import torch
 from PIL import Image
 
+from omniload.errors import SampleError, ShardError
 from omniload.images import InternVLTiles, image_size
-from omniload.shards import write_shards
+from omniload.shards import open_shards, write_shards
 from omniload.transforms.prepare import prepare_sample
 from omniload.transforms.text import ConversationEncoder, load_template, load_tokenizer
 from omniload.types import Message, Record, Sample
@@ -213,3 +215,35 @@ class OtherLengths(Wrapped):
 def changed(sample, **fields):
     old = {name: getattr(sample, name) for name in Sample.__dataclass_fields__}
     return Sample(**{**old, **fields})
+
+
+def flip_until_a_row_is_damaged(folder, *, seed=0):
+    """Flip one byte of a shard so that some, but not all, of its rows can't be read; those rows."""
+    chance = random.Random(seed)
+    while True:
+        shard = chance.choice(sorted(folder.glob("shard-*.arrow")))
+        data = bytearray(shard.read_bytes())
+        place, whole = chance.randrange(len(data)), data[:]
+        data[place] ^= 1 << chance.randrange(8)
+        shard.write_bytes(data)
+        bad = unreadable_rows(folder)
+        if bad and not set(rows_of_shard(folder, shard.name)) <= set(bad):
+            return bad
+        shard.write_bytes(whole)
+
+
+def unreadable_rows(folder):
+    """Rows that can't be read one by one."""
+    shards, bad = open_shards(folder), []
+    for row in range(len(shards)):
+        try:
+            shards.read(row)
+        except (ShardError, SampleError):
+            bad.append(row)
+    return bad
+
+
+def rows_of_shard(folder, name):
+    shards = open_shards(folder)
+    number = shards.shard_names.index(name)
+    return [row for row in range(len(shards)) if shards.locate(row)[0] == number]

@@ -62,8 +62,8 @@ class BadSampleOptions:
                 "quarantine lists the samples that were skipped: expected on_bad_sample='skip', "
                 "got 'raise'."
             )
-        is_file = isinstance(self.exclude, (str, os.PathLike))
-        if is_file and Path(self.exclude).absolute() == Path(self.quarantine).absolute():
+        exclude = self.exclude if isinstance(self.exclude, (str, os.PathLike)) else None
+        if exclude is not None and Path(exclude).absolute() == Path(self.quarantine).absolute():
             raise ConfigError(
                 "exclude must be another file than quarantine, which grows during the run so that "
                 f"no state would fit it any more: got {str(self.quarantine)!r} for both."

@@ -23,16 +23,16 @@ _AT_ONCE = 2**20
 class RowSum(NamedTuple):
     """Number of rows, and the hash over them."""
 
-    count: int = 0
-    hash: int = 0
+    num_rows: int = 0
+    digest: int = 0
 
     def plus(self, other: RowSum) -> RowSum:
         """Add rows."""
-        return RowSum(self.count + other.count, (self.hash + other.hash) & _MASK)
+        return RowSum(self.num_rows + other.num_rows, (self.digest + other.digest) & _MASK)
 
     def minus(self, other: RowSum) -> RowSum:
         """Take rows away."""
-        return RowSum(self.count - other.count, (self.hash - other.hash) & _MASK)
+        return RowSum(self.num_rows - other.num_rows, (self.digest - other.digest) & _MASK)
 
     @classmethod
     def of(cls, rows: Int64Array) -> RowSum:
@@ -53,9 +53,9 @@ class RowSum(NamedTuple):
         return total
 
     @classmethod
-    def of_range(cls, num_rows: int) -> RowSum:
-        """Add up the rows from 0 to below `num_rows`; 15 ms a million."""
-        firsts = range(0, num_rows, _AT_ONCE)
+    def of_range(cls, end: int) -> RowSum:
+        """Add up the rows from 0 to below `end`; 15 ms a million."""
+        firsts = range(0, end, _AT_ONCE)
         return cls.of_parts(
-            np.arange(first, min(first + _AT_ONCE, num_rows), dtype=np.int64) for first in firsts
+            np.arange(first, min(first + _AT_ONCE, end), dtype=np.int64) for first in firsts
         )

@@ -91,9 +91,10 @@ class Windows:
         firsts, ends = self._bounds[blocks], self._bounds[blocks + 1]
         sizes = ends - firsts
         shifts = np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
-        rows = np.arange(len(shifts), dtype=np.int64) + shifts
+        rows: Int64Array = np.arange(len(shifts), dtype=np.int64) + shifts
         if len(self._left_out) == 0:
             return rows
         place = np.searchsorted(self._left_out, rows)
         place[place == len(self._left_out)] = 0
-        return rows[self._left_out[place] != rows]
+        kept: Int64Array = rows[self._left_out[place] != rows]
+        return kept
