@@ -13,6 +13,7 @@ from tests.images_corpus import encode, photo
 # tiles of 2 x 2 patches
 NEXT = AnyResTiles(size=28, pinpoints=((28, 56), (56, 28), (56, 56), (84, 28), (28, 84)))
 SQUARE = SquarePad(size=28)
+ONEVISION = AnyResTiles(size=28, pinpoints=(*NEXT.pinpoints, (84, 84)), max_crops=2)
 ENCODER = make_encoder("vicuna", tokens_per_tile=4)
 SIZES = ([(100, 70)], [], [(30, 120), (28, 28)])
 
@@ -54,6 +55,13 @@ def test_names_of_llava_next():
     text = transform.model_inputs(pack(samples_of(transform, [[]])))
     assert text["pixel_values"] is None
     assert text["image_sizes"] is None
+
+
+def test_onevision_is_normalised_as_siglip():
+    transform = make_transform(ONEVISION)
+    batch = pack(samples_of(transform))
+    pixels = transform.model_inputs(batch)["pixel_values"]
+    torch.testing.assert_close(pixels, batch.tiles / 127.5 - 1)
 
 
 def test_names_of_llava_1_5():
@@ -130,11 +138,19 @@ def tiny_model(transformers, policy):
         config = transformers.LlavaConfig(**common)
         return transformers.LlavaForConditionalGeneration(config).eval()
     pinpoints = [list(pair) for pair in policy.pinpoints]
+    if policy is ONEVISION:
+        config = transformers.LlavaOnevisionConfig(
+            image_grid_pinpoints=pinpoints,
+            vision_aspect_ratio="anyres_max_2",
+            vision_feature_select_strategy="default",
+            **common,
+        )
+        return transformers.LlavaOnevisionForConditionalGeneration(config).eval()
     config = transformers.LlavaNextConfig(image_grid_pinpoints=pinpoints, **common)
     return transformers.LlavaNextForConditionalGeneration(config).eval()
 
 
-@pytest.mark.parametrize("policy", [NEXT, SQUARE])
+@pytest.mark.parametrize("policy", [NEXT, SQUARE, ONEVISION])
 def test_a_packed_row_gives_what_the_model_gives_for_each_sample_alone(policy):
     transformers = pytest.importorskip("transformers")
     transform = make_transform(policy)

@@ -1,6 +1,8 @@
 import json
 import math
 import pickle
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -289,6 +291,42 @@ def test_sizes_equal_those_of_transformers(width, height):
         limits = (policy.patch_size * 2, policy.min_pixels, policy.max_pixels)
         high, wide = qwen.smart_resize(height, width, *limits)
         assert policy.grid(width, height) == (wide // policy.size, high // policy.size)
+
+
+ONEVISION = AnyResTiles(
+    size=384,
+    pinpoints=tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7)),
+    max_crops=9,
+)
+
+
+def test_onevision_shrinks_the_tokens_of_many_crops():
+    # 27 x 27 patches a tile: 729 for the whole image; 4 x 4 crops have 108 x 108, more than
+    # 1.1 ** 2 times those of 9 tiles, so each side is divided by 4 / 3
+    assert ONEVISION.num_tokens(1536, 1536) == 729 + 81 * 81 + 81
+    assert ONEVISION.num_tokens(1152, 1152) == 729 + 81 * 81 + 81
+    assert ONEVISION.num_tokens(384, 384) == 729 + 27 * 27 + 27
+    assert ONEVISION.num_tiles(1536, 1536) == 17
+    unlimited = AnyResTiles(size=384, pinpoints=ONEVISION.pinpoints)
+    assert unlimited.num_tokens(1536, 1536) == 729 + 108 * 108 + 108
+    assert "max_crops" not in unlimited.settings()
+    for policy in (ONEVISION, unlimited):
+        assert policy_from_settings(policy.settings()) == policy
+
+
+@settings(deadline=None)
+@given(sides, sides, st.sampled_from([1, 4, 9]))
+def test_tokens_of_onevision_equal_those_of_transformers(width, height, max_crops):
+    module = pytest.importorskip("transformers.models.llava_onevision.processing_llava_onevision")
+    policy = replace(ONEVISION, max_crops=max_crops)
+
+    theirs = object.__new__(module.LlavaOnevisionProcessor)  # all but its counting needs files
+    theirs.num_image_tokens = 729
+    theirs.vision_aspect_ratio = f"anyres_max_{max_crops}"
+    pinpoints = [list(pair) for pair in policy.pinpoints]
+    theirs.image_processor = SimpleNamespace(image_grid_pinpoints=pinpoints)
+    expected = theirs._get_number_of_features(height, width, 384, 384)
+    assert policy.num_tokens(width, height) == expected
 
 
 def test_an_image_that_no_square_can_hold_is_refused_before_it_is_decoded():

@@ -1,4 +1,5 @@
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,6 +162,10 @@ def test_what_the_processor_itself_says_of_the_layout_is_compared_too():
     )
     with pytest.raises(ConfigError, match=r"patch_size 14 for AnyResTiles.*, got 7"):
         HFProcessorTransform(Whole(crops, patch_size=7), settings_of(ENCODER, NEXT))
+    onevision = Whole(crops, vision_aspect_ratio="anyres_max_9")
+    with pytest.raises(ConfigError, match=r"ratio no limit for .*, got anyres_max_9"):
+        HFProcessorTransform(onevision, settings_of(ENCODER, NEXT))
+    HFProcessorTransform(onevision, settings_of(ENCODER, replace(NEXT, max_crops=9)))
 
 
 class Turned:

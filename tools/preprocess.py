@@ -103,8 +103,8 @@ def preprocess(
         Tiling,
         typer.Option(
             metavar="NAME",
-            help="Images as these take them: internvl, anyres (LLaVA-NeXT), square (LLaVA-1.5), "
-            "qwen (Qwen2-VL and later) or navit (Pixtral).",
+            help="Images as these take them: internvl, anyres (LLaVA-NeXT, OneVision), square "
+            "(LLaVA-1.5), qwen (Qwen2-VL and later) or navit (Pixtral).",
         ),
     ] = Tiling.INTERNVL,
     tile_size: Annotated[
@@ -146,6 +146,13 @@ def preprocess(
     pinpoints: Annotated[
         str | None,
         typer.Option(metavar="HxW,...", help="anyres: resolutions. [default: those of LLaVA-NeXT]"),
+    ] = None,
+    max_crops: Annotated[
+        int | None,
+        typer.Option(
+            help="anyres: tiles whose tokens an image's crops may have; LLaVA-OneVision 9. "
+            "[default: no limit]"
+        ),
     ] = None,
     tokens_per_tile: Annotated[
         int | None,
@@ -219,6 +226,7 @@ def preprocess(
         max_side=max_side,
         max_patches=max_patches,
         pinpoints=pinpoints,
+        max_crops=max_crops,
         max_tokens=max_tokens,
         oversize=oversize.value,
         store=store.value,

@@ -27,7 +27,7 @@ class Recipe:
         tokenizer: a `tokenizer.json` or a folder with one; None: the embedded byte-level one.
         template: name of a built-in chat template, or a file.
         loss: "assistant", "last" or "all".
-        tiling: name of the tiling policy; each has some of the options from tile_size to pinpoints,
+        tiling: name of the tiling policy; each has some of the options from tile_size to max_crops,
             and its own defaults (None); see `omniload.images`.
         tokens_per_tile: tokens the language model sees for one tile.
         tile_size: side of a tile, pixels.
@@ -41,6 +41,7 @@ class Recipe:
         max_side: longest side after the resize, pixels.
         max_patches: most patches of an image.
         pinpoints: "HEIGHTxWIDTH,..." of the resolutions to choose from.
+        max_crops: tiles whose tokens the crops of an image may have.
         max_tokens: most tokens of a sample; None: no limit.
         oversize: "truncate", "fewer-tiles" or "reject", for samples over `max_tokens`.
         store: "original" images, or "resized" to their grid where that is less to decode.
@@ -63,6 +64,7 @@ class Recipe:
     max_side: int | None = None
     max_patches: int | None = None
     pinpoints: str | None = None
+    max_crops: int | None = None
     max_tokens: int | None = None
     oversize: str = "truncate"
     store: str = "original"

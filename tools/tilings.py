@@ -31,7 +31,12 @@ TILINGS: dict[str, dict[str, str]] = {
         "max_tiles": "max_tiles",
         "thumbnail": "thumbnail",
     },
-    "anyres": {"tile_size": "size", "patch_size": "patch_size", "pinpoints": "pinpoints"},
+    "anyres": {
+        "tile_size": "size",
+        "patch_size": "patch_size",
+        "pinpoints": "pinpoints",
+        "max_crops": "max_crops",
+    },
     "square": {"tile_size": "size"},
     "qwen": {
         "patch_size": "patch_size",

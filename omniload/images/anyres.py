@@ -104,23 +104,32 @@ class AnyResTiles:
     columns that are padding only; and one a row of that grid, the line break. The model counts them
     too, so the pinpoints here must be those of the model's config, in their order.
 
+    LLaVA-OneVision (`vision_aspect_ratio: anyres_max_9`) shrinks the grid of the crops' tokens
+    where it has a fifth more than `max_crops` tiles have. In its published recipe the images of a
+    sample with several are padded to one tile each; here, and in the model unless it is told
+    `batch_num_images`, every image is cut.
+
     Args:
         size: side of a tile, pixels.
         patch_size: side of a patch of the vision encoder, pixels; (size // patch_size) ** 2 tokens
             a tile.
         pinpoints: (height, width) of each resolution, multiples of `size`, as in
             `image_grid_pinpoints` of the model's config.
+        max_crops: tiles whose tokens the crops of an image may have, the 9 of "anyres_max_9"; None:
+            no limit, as LLaVA-NeXT.
 
     Raises:
         ConfigError: a setting out of range.
 
-    Source: LLaVA-NeXT (https://llava-vl.github.io/blog/2024-01-30-llava-next/). The order (height,
-    width), which decides ties, and the rounding to 7 digits are those of transformers.
+    Source: LLaVA-NeXT (https://llava-vl.github.io/blog/2024-01-30-llava-next/), LLaVA-OneVision
+    (arXiv 2408.03326), section 3.2. The order (height, width), which decides ties, the rounding to
+    7 digits and the limit of 1.1 on the ratio of sides are those of transformers.
     """
 
     size: int = 336
     patch_size: int = 14
     pinpoints: tuple[tuple[int, int], ...] = _PINPOINTS
+    max_crops: int | None = None
 
     def __post_init__(self) -> None:
         check_integer("AnyResTiles.size", self.size, 1, 8192)
@@ -137,6 +146,8 @@ class AnyResTiles:
                 f"{self.size}, got {self.pinpoints!r}."
             )
         object.__setattr__(self, "pinpoints", pinpoints)
+        if self.max_crops is not None:
+            check_integer("AnyResTiles.max_crops", self.max_crops, 1, 1024)
 
     def resolution(self, width: int, height: int) -> tuple[int, int]:
         """Choose the resolution for an image.
@@ -189,6 +200,10 @@ class AnyResTiles:
         else:
             inside = int(round(width * (rows / height), 7))
             columns -= (columns - inside) // 2 * 2
+        if self.max_crops is not None:
+            ratio = math.sqrt(columns * rows / (self.max_crops * side * side))
+            if ratio > 1.1:
+                columns, rows = int(columns // ratio), int(rows // ratio)
         return side * side + rows * columns + rows
 
     def limited(self, max_tiles: int) -> AnyResTiles:
@@ -205,7 +220,10 @@ class AnyResTiles:
 
     def settings(self) -> dict[str, Any]:
         """Give the settings as plain JSON."""
-        return {"policy": "anyres", **asdict(self), "pinpoints": [list(p) for p in self.pinpoints]}
+        given = {**asdict(self), "pinpoints": [list(pair) for pair in self.pinpoints]}
+        if self.max_crops is None:  # shards from before there was a limit say the same
+            del given["max_crops"]
+        return {"policy": "anyres", **given}
 
     def cut(self, image: UInt8Array, *, out: UInt8Array) -> None:
         """Write the tiles.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from omniload.errors import ConfigError
@@ -37,7 +38,7 @@ def policy_from_settings(settings: dict[str, Any]) -> Policy:
     policy = POLICIES.get(name) if isinstance(name, str) else None
     if policy is None:
         raise ConfigError(f"unknown tiling policy {name!r}; known: {', '.join(POLICIES)}.")
-    known = policy().settings().keys() - {"policy"}
+    known = {field.name for field in dataclasses.fields(policy)}
     if fields.keys() - known:
         raise ConfigError(
             f"tiling policy {name!r} has the settings {sorted(known)}, got also "

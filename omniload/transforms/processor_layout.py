@@ -55,6 +55,8 @@ def _settings(
         found = None if given is None else tuple(tuple(pair) for pair in given)
         yield "image_grid_pinpoints (in this order)", policy.pinpoints, found
         yield "patch_size", policy.patch_size, getattr(processor, "patch_size", None)
+        limit = "no limit" if policy.max_crops is None else f"anyres_max_{policy.max_crops}"
+        yield "vision_aspect_ratio", limit, getattr(processor, "vision_aspect_ratio", None)
     elif isinstance(policy, InternVLTiles):
         yield "min_patches", policy.min_tiles, facts.get("min_patches")
         yield "max_patches", policy.max_tiles, facts.get("max_patches")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from omniload.images import QwenPatches
-from omniload.transforms.shared import CLIP_MEAN, CLIP_STD, require_policy
+from omniload.transforms.shared import CLIP_MEAN, CLIP_STD, HALF, require_policy
 from omniload.transforms.tile import TileTransform
 
 __all__ = ["QwenTransform"]
-
-_HALF = (0.5, 0.5, 0.5)
 
 
 class QwenTransform(TileTransform):
@@ -32,7 +30,7 @@ class QwenTransform(TileTransform):
 
     def _normalisation(self) -> tuple[Any, Any]:
         is_third = self.policy.size == 16
-        mean, std = (_HALF, _HALF) if is_third else (CLIP_MEAN, CLIP_STD)
+        mean, std = (HALF, HALF) if is_third else (CLIP_MEAN, CLIP_STD)
         return self.mean or mean, self.std or std
 
     def model_inputs(self, batch: Any, *, dtype: Any = None, loss: str = "sum") -> dict[str, Any]:

@@ -15,6 +15,7 @@ from omniload.types import IGNORE_INDEX, Sample
 __all__ = [
     "CLIP_MEAN",
     "CLIP_STD",
+    "HALF",
     "CutTiles",
     "channels",
     "integer",
@@ -27,6 +28,9 @@ __all__ = [
 #: (https://github.com/openai/CLIP).
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+#: Mean and standard deviation of SigLIP and of Qwen3-VL: pixels from -1 to 1.
+HALF = (0.5, 0.5, 0.5)
 
 
 class CutTiles(Protocol):

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -51,10 +51,6 @@ class TileTransform:
     Raises:
         ConfigError: a setting out of range.
     """
-
-    #: For `model_inputs`; None: those of the batch.
-    default_mean: ClassVar[tuple[float, float, float] | None] = None
-    default_std: ClassVar[tuple[float, float, float] | None] = None
 
     def __init__(
         self,
@@ -330,7 +326,8 @@ class TileTransform:
         return dict(batch.model_inputs(**options))
 
     def _normalisation(self) -> tuple[Any, Any]:
-        return self.mean or self.default_mean, self.std or self.default_std
+        """Mean and standard deviation of the model family; None: those of the batch."""
+        return self.mean, self.std
 
 
 def _decoded(data: bytes) -> Any:
