@@ -62,7 +62,7 @@ def download(
     with path.open("r+b", buffering=0) as file:
         partial = _Partial(file=file, folder=folder, entry=entry)
         partial.take_up()
-        attempts = _Attempts(entry=entry, storage=storage)
+        attempts = _Attempts(url=entry.url, storage=storage)
         while True:
             if partial.size < entry.num_bytes:
                 reason = _receive(transport, partial, sleep)
@@ -71,7 +71,9 @@ def download(
                 if found == entry.xxh3_128:
                     return
                 partial.restart()
-                attempts.is_wrong(found)
+                attempts.wrong += 1
+                if attempts.wrong >= _MOST_WRONG:
+                    raise _changed(entry, f"xxh3_128 {found} there")
                 continue
             sleep(attempts.failed(partial.size, reason))
 
@@ -91,7 +93,7 @@ def fetch_bytes(
     Raises:
         ShardError: it can't be had, or is larger.
     """
-    attempts = _Attempts(entry=Entry(url=url, num_bytes=most, xxh3_128="0" * 32), storage=storage)
+    attempts = _Attempts(url=url, storage=storage)
     while True:
         data = bytearray()
         try:
@@ -212,7 +214,7 @@ class _Partial:
 class _Attempts:
     """Counts what went wrong, and says when it is enough."""
 
-    entry: Entry
+    url: str
     storage: Storage
     failures: int = 0
     most: int = 0
@@ -230,24 +232,14 @@ class _Attempts:
             self.failures += 1
         if self.failures > self.storage.retries:
             raise ShardError(
-                f"{shown_url(self.entry.url)} could not be fetched: {reason}. At most {self.most} "
-                f"of its bytes came, and no more in {self.failures} tries with a time limit of "
+                f"{shown_url(self.url)} could not be fetched: {reason}. {self.most} bytes of it "
+                f"came, and no more in {self.failures} tries with a time limit of "
                 f"{self.storage.timeout_s:g} s. Check the connection, or raise timeout_s and "
                 "retries in Storage(...)."
             )
         wait = min(self.storage.backoff_s * 2.0 ** min(self.failures, 20), _LONGEST_BACKOFF_S)
         # not the generator of the program: its draws must not depend on the network
         return wait * random.SystemRandom().uniform(0.5, 1.5)
-
-    def is_wrong(self, found: str) -> None:
-        """Count a file that came in full but with another checksum.
-
-        Raises:
-            ShardError: for the second time.
-        """
-        self.wrong += 1
-        if self.wrong >= _MOST_WRONG:
-            raise _changed(self.entry, f"xxh3_128 {found} there")
 
 
 def _changed(entry: Entry, found: str) -> ShardError:

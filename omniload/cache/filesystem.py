@@ -68,6 +68,11 @@ def _make(protocol: str, storage: Storage) -> Any:
     import fsspec
 
     options = dict(storage.options)
+    ours = sorted({"asynchronous", "loop", "skip_instance_cache"} & set(options))
+    if ours:
+        raise ConfigError(
+            f"Storage.options of {protocol}:// must not set {ours[0]}: threads are our matter."
+        )
     if protocol == "s3":
         # botocore's own limits; what is given in the options goes first
         limits = {"connect_timeout": storage.timeout_s, "read_timeout": storage.timeout_s}
