@@ -71,28 +71,59 @@ class Budget:
         cls,
         index: LengthIndex,
         *,
-        tokens: int,
+        tokens: int | None = None,
+        memory: str | float | None = None,
+        model: Any = None,
+        plan: Any = None,
         samples: int | None = None,
         accumulation: int = 1,
         verbose: bool = True,
     ) -> Budget:
-        """Choose the tile budget that goes with a token budget, from the data.
+        """Choose a budget from the data: the tiles that go with a token budget, or all of it.
 
-        Starts from `ceil(tokens * mean tiles / mean tokens)`, packs a part of the rows with this
-        many tiles, a few fewer and a few more, and takes the one that costs the least time. See
-        `omniload.grouping.budgets.auto_budget`, which returns all trials.
+        With `tokens`: starts from `ceil(tokens * mean tiles / mean tokens)`, packs a part of the
+        rows with this many tiles, a few fewer and a few more, and takes the one that costs the
+        least time. See `omniload.grouping.budgets.auto_budget`, which returns all trials.
+
+        With `memory` and `model`: the largest budget whose micro-batches fit a GPU, tiles and
+        tokens in the ratio of the data. See `omniload.pipeline.budget.fit_budget`.
 
         Args:
             index: lengths of all rows, for example `omniload.shards.open_shards(path).index`.
             tokens: token budget of a group.
+            memory: memory of one GPU, as "80GB" or in bytes, instead of `tokens`.
+            model: for `memory`, an `omniload.pipeline.CostTable`, or the name of a preset.
+            plan: for `memory`, an `omniload.pipeline.PipelinePlan`; None: all layers on one GPU,
+                nothing recomputed.
             samples: most samples of a group; None: no limit.
             accumulation: micro-batches of an optimizer step.
             verbose: print what was chosen, and what one tile fewer or more would cost.
 
         Raises:
-            ConfigError: no row fits the token budget.
+            ConfigError: no row fits the token budget, the longest row doesn't fit the memory, or
+                both or neither of them are given.
         """
-        # The one call upwards: the search packs rows, but this is where users look for it.
+        # The calls upwards: the searches need more than values, but users look for them here.
+        if (tokens is None) == (memory is None) or (memory is None) != (model is None):
+            raise ConfigError(
+                "Budget.auto needs either tokens, or memory and model: got "
+                f"tokens={tokens!r}, memory={memory!r}, model={model!r}."
+            )
+        if memory is not None:
+            fits = importlib.import_module("omniload.pipeline.budget")
+            budget: Budget = fits.auto_memory_budget(
+                index.num_tokens,
+                index.num_tiles,
+                memory=memory,
+                model=model,
+                plan=plan,
+                samples=samples,
+            )
+            if verbose:
+                print(  # noqa: T201
+                    f"budget for {memory}: {budget.tokens} tokens, {budget.tiles} tiles"
+                )
+            return budget
         budgets = importlib.import_module("omniload.grouping.budgets")
         choice = budgets.auto_budget(
             index, tokens=tokens, samples=samples, accumulation=accumulation

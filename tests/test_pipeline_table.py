@@ -2,12 +2,15 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omniload import pipeline
 from omniload.errors import ConfigError
 from omniload.pipeline.plan import PipelinePlan, StagePlan
 from omniload.pipeline.table import CostTable, LayerKind, Linear, ParamBytes, Selective, Shapes
@@ -309,3 +312,21 @@ def test_a_plan_says_where_a_layer_is():
 def test_plans_that_no_pipeline_has_are_refused(make, match):
     with pytest.raises(ConfigError, match=match):
         make()
+
+
+# --- the package
+
+
+def test_every_name_of_the_package_resolves_and_only_profiles_load_torch():
+    code = (
+        "import sys, omniload.pipeline as pipeline\n"
+        "for name in pipeline.__all__:\n"
+        "    if name not in ('ProfileBatch', 'profile_layers'):\n"
+        "        assert getattr(pipeline, name).__name__ == name\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert pipeline.profile_layers.__name__ == 'profile_layers'\n"
+        "assert set(pipeline.__all__) <= set(dir(pipeline))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        pipeline.nothing  # noqa: B018
