@@ -25,6 +25,7 @@ _HOME = {
     "DataLoader": "omniload.loader",
     "Groups": "omniload.types",
     "LanguageModel": "omniload.flops",
+    "LedgerError": "omniload.errors",
     "LengthIndex": "omniload.index",
     "Message": "omniload.types",
     "NativeUnavailableError": "omniload.errors",
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from omniload.costs import CostModel
     from omniload.errors import (
         ConfigError,
+        LedgerError,
         NativeUnavailableError,
         OmniloadError,
         SampleError,
