@@ -24,6 +24,13 @@ def make(case, rank, shards):
     if case == "alone":
         # a loader on one rank only must not wait for the others
         return DataLoader(shards, budget=BUDGET, world=World()) if rank == 1 else []
+    if case == "one_loads":
+        # last of all: the other process never comes
+        loading = DataLoader(shards, budget=BUDGET)
+        loading.load_state_dict(loading.state_dict())
+        return loading if rank == 1 else []
+    if case == "ledger":
+        return DataLoader(shards, budget=BUDGET, on_bad_sample="skip")
     if case == "pad_to":
         return DataLoader(shards, budget=BUDGET, pad_to=8 if rank else None)
     loading = DataLoader(shards, budget=BUDGET)
@@ -38,6 +45,17 @@ def make(case, rank, shards):
     return loading
 
 
+def run(case, early, rank, shards):
+    loading = early.get(case) or make(case, rank, shards)
+    if case != "ledger":
+        return {"rows": rows_of(loading)}
+    ledgers = []
+    for batch in loading:
+        if batch.step == 0:
+            ledgers.append(loading.ledger(reduce=True).as_dict())
+    return {"ledgers": [*ledgers, loading.ledger(reduce=True).as_dict()]}
+
+
 def main(rank, size, rendezvous, shards, *cases):
     early = {
         "early": DataLoader(shards, budget=BUDGET),
@@ -50,7 +68,7 @@ def main(rank, size, rendezvous, shards, *cases):
     logging.getLogger("omniload").addHandler(logging.StreamHandler(log))
     for case in cases:
         try:
-            results[case] = {"rows": rows_of(early.get(case) or make(case, int(rank), shards))}
+            results[case] = run(case, early, int(rank), shards)
         except ConfigError as error:
             results[case] = {"error": str(error)}
     results["log"] = log.getvalue()

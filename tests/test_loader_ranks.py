@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from omniload import ConfigError, World
+from omniload.loader.checks import says_that_it_waits
 from tests.loader_data import write_data
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_ROWS = 12
 CASES = ("agree", "seed", "state", "dp_rank", "alone", "pad_to", "rollback", "epoch", "one_moves",
-         "early", "early_alone")  # fmt: skip
+         "early", "early_alone", "ledger", "one_loads")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,34 @@ def test_processes_that_differ_all_stop_and_name_the_rank(results, case, part):
     errors = [result[case]["error"] for result in results]
     assert errors[0] == errors[1]
     assert part in errors[0]
+
+
+def test_ledgers_of_real_processes_add_up(results):
+    first, second = (result["ledger"]["ledgers"] for result in results)
+    assert first == second
+    during, end = first
+    assert during["balanced"]
+    assert not during["is_complete"]
+    assert during["seen"] + during["remaining"] == NUM_ROWS
+    assert end["balanced"]
+    assert end["is_complete"]
+    assert (end["seen"], end["ranks"], end["elsewhere"]) == (NUM_ROWS, 2, 0)
+
+
+def test_a_rank_that_alone_loaded_a_state_is_told_why_nobody_comes(results):
+    assert results[0]["one_loads"] == {"rows": []}
+    error = results[1]["one_loads"]["error"]
+    assert "rank 1 could not compare its place with theirs over all ranks" in error
+    assert "All ranks must call iter() alike, and load_state_dict, set_epoch" in error
+
+
+def test_a_rank_that_waits_for_others_says_so(caplog):
+    with says_that_it_waits("compare", World(dp_rank=1, dp_world_size=2), seconds=0.01):
+        while "rank 1 has waited 0.01 s for the other ranks to compare" not in caplog.text:
+            pass
+    with pytest.raises(ConfigError, match="rank 1 could not compare over all ranks: timed out"):
+        with says_that_it_waits("compare", World(dp_rank=1, dp_world_size=2)):
+            raise RuntimeError("timed out")
 
 
 def test_a_loader_on_one_rank_alone_waits_for_nobody(results):
