@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -97,7 +98,7 @@ def _corrected(kind: LayerKind, measured: LayerKind, shapes: Shapes) -> LayerKin
     bytes_trained = measured.trainable or kind.kept_frozen_bytes is None
     kept = ratio("kept_bytes" if bytes_trained else "kept_frozen_bytes")
     again = ratio("recompute_s", forward)
-    figures = {
+    figures: dict[str, Any] = {
         "forward_s": kind.forward_s.scaled(forward),
         "backward_s": kind.backward_s.scaled(backward),
         "recompute_s": kind.recompute_s.scaled(again),
@@ -123,10 +124,13 @@ def _corrected(kind: LayerKind, measured: LayerKind, shapes: Shapes) -> LayerKin
 
 
 def _scaled(kind: LayerKind, factor: float) -> LayerKind:
-    times = {name: getattr(kind, name) for name in _TIMES}
+    given = {name: getattr(kind, name) for name in _TIMES}
+    times: dict[str, Any] = {
+        name: None if time is None else time.scaled(factor) for name, time in given.items()
+    }
     return replace(
         kind,
-        **{name: None if time is None else time.scaled(factor) for name, time in times.items()},
+        **times,
         selective=tuple(
             replace(option, recompute_s=option.recompute_s.scaled(factor))
             for option in kind.selective

@@ -214,7 +214,7 @@ def _square(vision: _Section, *, side: int, layers: int) -> VisionModel:
     )
 
 
-def _used_layers(vision: _Section, chosen: object) -> int:
+def _used_layers(vision: _Section, chosen: Any) -> int:
     """Count the layers up to the one whose output is taken; -1 is the last, 0 the embedding."""
     layers = vision.size("num_hidden_layers")
     places = chosen if isinstance(chosen, list) else [chosen]

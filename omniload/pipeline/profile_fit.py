@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,10 +52,10 @@ def design_of(shapes: Shapes) -> Float64Array:
     columns = np.stack(
         [shapes.num_tiles, shapes.num_tokens, shapes.sum_squares, np.ones(len(shapes))], axis=1
     )
-    used = columns.any(axis=0)
+    used = (columns != 0).any(axis=0)
     scaled = columns[:, used] / np.linalg.norm(columns[:, used], axis=0)
     if len(shapes) == 0 or np.linalg.matrix_rank(scaled, tol=_RANK_TOLERANCE) < used.sum():
-        names = ", ".join(name for name, there in zip(_NAMES, used, strict=True) if there)
+        names = ", ".join(_NAMES[place] for place in np.flatnonzero(used))
         raise ConfigError(
             f"a profile must tell {names} apart: got {len(shapes)} micro-batches in which some "
             "of them vary only together. Measure more micro-batches, of other shapes."
@@ -88,7 +89,7 @@ def fit_linear(design: Float64Array, values: npt.ArrayLike) -> Linear:
     return Linear(tile=tile, token=token, token_pair=token_pair, fixed=fixed)
 
 
-def fit_samples(design: Float64Array, samples: Sequence[LayerSample]) -> Mapping[str, Linear]:
+def fit_samples(design: Float64Array, samples: Sequence[LayerSample]) -> dict[str, Any]:
     """Fit every figure of a layer.
 
     Args:
@@ -96,7 +97,7 @@ def fit_samples(design: Float64Array, samples: Sequence[LayerSample]) -> Mapping
         samples: what the layer took at each of the n micro-batches.
 
     Returns:
-        The costs, by the names that `LayerSample` and `LayerKind` share.
+        The costs, `Linear`, by the names that `LayerSample` and `LayerKind` share.
     """
     return {
         entry.name: fit_linear(design, [getattr(sample, entry.name) for sample in samples])

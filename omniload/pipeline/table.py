@@ -283,9 +283,10 @@ class CostTable:
         table = np.array([[each.tile, each.token, each.token_pair, each.fixed] for each in linears])
         tile, token, token_pair, fixed = (column[:, np.newaxis] for column in table.T)
         # product by product, each one rounding: the same on every machine
-        return np.asarray(
+        rows: Float64Array = (
             tile * shapes.num_tiles + token * shapes.num_tokens + token_pair * shapes.sum_squares
-        ) + np.asarray(fixed)
+        )
+        return np.asarray(rows + fixed)
 
 
 def _option(kind: LayerKind, choice: Recompute) -> Selective | None:
