@@ -85,7 +85,10 @@ def preprocess(
         typer.Option(help="A tokenizer.json or a folder with one. [default: byte-level, built in]"),
     ] = None,
     template: Annotated[
-        str, typer.Option(help="Chat template: chatml, qwen-vl, vicuna, llama3, tokenizer, file.")
+        str,
+        typer.Option(
+            help="Chat template: chatml, qwen-vl, vicuna, llama3, pixtral, tokenizer, file."
+        ),
     ] = "chatml",
     loss: Annotated[
         LossOn, typer.Option(metavar="TURNS", help="Turns that give loss: assistant, last or all.")
@@ -142,6 +145,13 @@ def preprocess(
     ] = None,
     max_patches: Annotated[
         int | None, typer.Option(help="navit: most patches of an image. [default: no limit]")
+    ] = None,
+    row_breaks: Annotated[
+        bool | None,
+        typer.Option(
+            "--row-breaks",
+            help="navit: a token between rows of patches, as Pixtral has; see --template pixtral.",
+        ),
     ] = None,
     pinpoints: Annotated[
         str | None,
@@ -225,6 +235,7 @@ def preprocess(
         max_pixels=max_pixels,
         max_side=max_side,
         max_patches=max_patches,
+        row_breaks=row_breaks,
         pinpoints=pinpoints,
         max_crops=max_crops,
         max_tokens=max_tokens,

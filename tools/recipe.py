@@ -40,6 +40,7 @@ class Recipe:
         max_pixels: most pixels of an image after the resize.
         max_side: longest side after the resize, pixels.
         max_patches: most patches of an image.
+        row_breaks: whether a token stands between the rows of an image's patches.
         pinpoints: "HEIGHTxWIDTH,..." of the resolutions to choose from.
         max_crops: tiles whose tokens the crops of an image may have.
         max_tokens: most tokens of a sample; None: no limit.
@@ -63,6 +64,7 @@ class Recipe:
     max_pixels: int | None = None
     max_side: int | None = None
     max_patches: int | None = None
+    row_breaks: bool | None = None
     pinpoints: str | None = None
     max_crops: int | None = None
     max_tokens: int | None = None
@@ -91,10 +93,17 @@ class Recipe:
         return make_policy(self.tiling, options, oversize=self.oversize)
 
     def settings(self) -> dict[str, Any]:
-        """Give the settings of the manifest: the loader makes its transform from them."""
+        """Give the settings of the manifest: the loader makes its transform from them.
+
+        Raises:
+            ConfigError: as `policy`; a tokenizer or template that can't be used, or one that
+                doesn't go with the tiling.
+        """
+        encoder, policy = make_encoder(self), self.policy()
+        encoder.check_breaks(bool(getattr(policy, "row_breaks", False)))
         return {
-            "encoder": make_encoder(self).settings(),
-            "tiling": self.policy().settings(),
+            "encoder": encoder.settings(),
+            "tiling": policy.settings(),
             "max_tokens": self.max_tokens,
             "oversize": self.oversize,
             **store_settings(self.store, self.store_quality),

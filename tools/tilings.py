@@ -44,7 +44,12 @@ TILINGS: dict[str, dict[str, str]] = {
         "min_pixels": "min_pixels",
         "max_pixels": "max_pixels",
     },
-    "navit": {"patch_size": "patch_size", "max_side": "max_side", "max_patches": "max_patches"},
+    "navit": {
+        "patch_size": "patch_size",
+        "max_side": "max_side",
+        "max_patches": "max_patches",
+        "row_breaks": "row_breaks",
+    },
 }
 
 _DECIDE_TOKENS = ("anyres", "qwen", "navit")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from omniload.errors import SampleError
+from omniload.errors import ConfigError, SampleError
 from omniload.images.canvas import write_patches
 from omniload.images.checks import check_integer, check_sides, highest_limit
 from omniload.images.resize import resize, write_resized
@@ -169,10 +169,14 @@ class NaViTPatches:
     rounded down. Then both sides are brought to the next multiple of the patch, up. This is the
     rule of Pixtral. With `max_patches`, an image with more is shrunk further, sides rounded down.
 
+    Pixtral has a token after each row of patches but the last: with `row_breaks` they are counted,
+    and the chat template must say which token it is (`image_break`).
+
     Args:
         patch_size: side of a patch, pixels.
         max_side: longest side, pixels.
         max_patches: most patches of an image; None: only `max_side` limits them.
+        row_breaks: whether rows of patches are set apart by a token.
 
     Raises:
         ConfigError: a setting out of range.
@@ -183,12 +187,15 @@ class NaViTPatches:
     patch_size: int = 16
     max_side: int = 1024
     max_patches: int | None = None
+    row_breaks: bool = False
 
     def __post_init__(self) -> None:
         check_integer("NaViTPatches.patch_size", self.patch_size, 1, 1024)
         check_integer("NaViTPatches.max_side", self.max_side, 1, 1 << 14)
         if self.max_patches is not None:
             check_integer("NaViTPatches.max_patches", self.max_patches, 1, _MAX_PIXELS)
+        if not isinstance(self.row_breaks, bool):
+            raise ConfigError(f"NaViTPatches.row_breaks must be a bool, got {self.row_breaks!r}.")
 
     @property
     def size(self) -> int:
@@ -226,8 +233,9 @@ class NaViTPatches:
         return columns * rows
 
     def num_tokens(self, width: int, height: int) -> int:
-        """Count the tokens of an image: one a patch."""
-        return self.num_tiles(width, height)
+        """Count the tokens of an image: one a patch, and the breaks between rows."""
+        columns, rows = self.grid(width, height)
+        return columns * rows + (rows - 1 if self.row_breaks else 0)
 
     def limited(self, max_tiles: int) -> NaViTPatches:
         """Make the same policy with at most `max_tiles` patches.
@@ -261,7 +269,10 @@ class NaViTPatches:
 
     def settings(self) -> dict[str, Any]:
         """Give the settings as plain JSON."""
-        return {"policy": "navit", **asdict(self)}
+        given = asdict(self)
+        if not self.row_breaks:  # shards from before there were breaks say the same
+            del given["row_breaks"]
+        return {"policy": "navit", **given}
 
     def cut(self, image: UInt8Array, *, out: UInt8Array) -> None:
         """Write the patches.

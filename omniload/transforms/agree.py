@@ -44,7 +44,7 @@ def check_sample(
             "FunctionTransform lengths= if the function changes them."
         )
     if base is not None:
-        _check_tokens(sample, base.image_token_id)
+        _check_tokens(sample, base)
     for index, count in enumerate(sample.image_num_tiles.tolist()):
         grid = tuple(sample.image_grids[index].tolist())
         cells = grid[0] * grid[1]
@@ -58,11 +58,17 @@ def check_sample(
             _check_image(sample, index, base)
 
 
-def _check_tokens(sample: Sample, token: int) -> None:
-    """The image tokens of a sample are those in its spans, and nothing else is."""
+def _check_tokens(sample: Sample, base: TileTransform) -> None:
+    """The image tokens of a sample are those in its spans, and nothing else is but breaks."""
+    token = base.image_token_id
+    breaks = isinstance(base.policy, NaViTPatches) and base.policy.row_breaks
     expected = np.zeros(sample.num_tokens, dtype=bool)
-    for start, end in sample.image_spans.tolist():
+    for (start, end), (columns, _) in zip(
+        sample.image_spans.tolist(), sample.image_grids.tolist(), strict=True
+    ):
         expected[start:end] = True
+        if breaks:
+            expected[start + columns : end : columns + 1] = False
     wrong = np.flatnonzero((sample.input_ids == token) != expected)
     if not len(wrong):
         return
@@ -103,5 +109,5 @@ def _num_tokens(sample: Sample, index: int, base: TileTransform) -> int:
     if isinstance(policy, QwenPatches):
         return int(columns // policy.merge) * int(rows // policy.merge)
     if isinstance(policy, NaViTPatches):
-        return int(columns * rows)
+        return int(columns * rows + (rows - 1 if policy.row_breaks else 0))
     return int(sample.image_num_tiles[index]) * base.tokens_per_tile

@@ -6,6 +6,7 @@ from typing import Any
 
 from omniload.transforms.internvl import InternVLTransform
 from omniload.transforms.llava import LlavaTransform
+from omniload.transforms.pixtral import PixtralTransform
 from omniload.transforms.qwen import QwenTransform
 from omniload.transforms.tile import TileTransform
 
@@ -44,6 +45,8 @@ def family_transform(settings: dict[str, Any]) -> TileTransform:
     """
     try:
         name = settings["tiling"]["policy"]
+        if name == "navit" and settings["tiling"].get("row_breaks") is True:
+            return PixtralTransform.from_settings(settings)
     except (KeyError, TypeError):
         name = None
     family = _FAMILIES.get(name, TileTransform) if isinstance(name, str) else TileTransform

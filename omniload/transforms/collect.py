@@ -80,12 +80,23 @@ class TokenCollector:
             self._flush()
             self._add(Chunk(ids, loss))
 
-    def add_image(self, token: int, count: int) -> None:
-        """Add the tokens of an image: `count` times `token`."""
+    def add_image(self, token: int, count: int, *, row_break: tuple[int, int] | None) -> None:
+        """Add the tokens of an image.
+
+        Args:
+            token: the image token.
+            count: how many tokens the image gets, breaks included.
+            row_break: (columns, token): after so many image tokens comes this token, but not at the
+                end; None: no breaks.
+        """
         self._flush()
         self._is_first = False
         self._spans.append((self._length, self._length + count))
-        self._add(Chunk(np.full(count, token, dtype=np.int32), False))
+        ids = np.full(count, token, dtype=np.int32)
+        if row_break is not None:
+            columns, break_token = row_break
+            ids[columns :: columns + 1] = break_token
+        self._add(Chunk(ids, False))
 
     def encoded(self) -> Encoded:
         """Give all that was added."""

@@ -75,7 +75,7 @@ class JinjaTemplate:
     @property
     def fingerprint(self) -> str:
         """32 hex digits of everything that decides its output."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps({**asdict(self), "image": self.image.settings()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     @cached_property

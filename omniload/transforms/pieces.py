@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from omniload.types import Message
@@ -54,11 +54,21 @@ class ImageStrings:
         token: the token that is repeated, one for each visual token.
         start: text before them; may be empty.
         end: text after them; may be empty.
+        row_break: control token between the rows of an image's patches, for a tiling with
+            `row_breaks`; empty: none.
     """
 
     token: str
     start: str = ""
     end: str = ""
+    row_break: str = ""
+
+    def settings(self) -> dict[str, str]:
+        """Give them as plain JSON."""
+        given = asdict(self)
+        if not self.row_break:  # a template without one keeps the fingerprint that it had
+            del given["row_break"]
+        return given
 
 
 class ChatTemplate(Protocol):

@@ -14,7 +14,7 @@ from omniload.images import TilePolicy, count_tokens
 from omniload.transforms.text import ConversationEncoder, Encoded
 from omniload.types import IGNORE_INDEX, Message
 
-__all__ = ["Oversize", "Prepared", "prepare_sample"]
+__all__ = ["Oversize", "Prepared", "has_breaks", "prepare_sample"]
 
 Int32Array = npt.NDArray[np.int32]
 Oversize = Literal["truncate", "fewer-tiles", "reject"]
@@ -105,6 +105,11 @@ def prepare_sample(
     return prepared
 
 
+def has_breaks(policy: TilePolicy) -> bool:
+    """Tell whether a tiling counts tokens between the rows of an image."""
+    return bool(getattr(policy, "row_breaks", False))
+
+
 def _check(max_tokens: int | None, oversize: str) -> None:
     if oversize not in get_args(Oversize):
         raise ConfigError(
@@ -126,6 +131,7 @@ class _Image:
     def _plan(self, policy: TilePolicy) -> None:
         self.num_tiles = policy.num_tiles(*self._size)
         self.num_tokens = count_tokens(policy, *self._size, tokens_per_tile=self._tokens_per_tile)
+        self.columns = policy.grid(*self._size)[0] if has_breaks(policy) else None
 
     def lower(self) -> bool:
         """Take the next lower number of tiles; False: there is none."""
@@ -143,10 +149,12 @@ class _Image:
 def _encode(
     encoder: ConversationEncoder, messages: Sequence[Message], images: Sequence[_Image]
 ) -> Encoded:
+    columns = [image.columns for image in images if image.columns is not None]
     return encoder.encode(
         messages,
         [image.num_tiles for image in images],
         image_num_tokens=[image.num_tokens for image in images],
+        image_columns=columns or None,
     )
 
 

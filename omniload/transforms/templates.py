@@ -10,6 +10,7 @@ A template file is a JSON object:
      "roles": {"user": {"prefix": "USER: ", "suffix": " "},
                "assistant": {"prefix": "ASSISTANT:", "content_prefix": " ", "end": "</s>"}},
      "image_start": "", "image_token": "<image>", "image_end": "",
+     "image_break": "",                token between rows of patches, for a tiling with row_breaks
      "pad_token": "<unk>",
      "special_tokens": ["</s>"]}       tokens that the texts above contain
 
@@ -45,7 +46,7 @@ from omniload.types import Message
 
 __all__ = ["BUILT_IN", "DataTemplate", "RoleFormat", "load_template"]
 
-BUILT_IN = ("chatml", "qwen-vl", "vicuna", "llama3")
+BUILT_IN = ("chatml", "qwen-vl", "vicuna", "llama3", "pixtral")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class DataTemplate:
                 raise ConfigError(f"template {self.name!r} must have the role {role!r}.")
         for name in ("name", "pad_token", "bos", "eos"):
             _check_string(name, getattr(self, name))
-        for name in ("token", "start", "end"):
+        for name in ("token", "start", "end", "row_break"):
             _check_string(f"image_{name}", getattr(self.image, name))
         if not self.image.token or not self.pad_token:
             raise ConfigError(f"template {self.name!r}: image_token and pad_token must be set.")
@@ -110,7 +111,7 @@ class DataTemplate:
     @property
     def fingerprint(self) -> str:
         """32 hex digits of everything that decides its output."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps({**asdict(self), "image": self.image.settings()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def pieces(
@@ -178,8 +179,9 @@ def load_template(
 
     Args:
         name_or_path: "chatml" (InternVL 2.5), "qwen-vl" (the same with the image tokens of
-            Qwen2-VL and later), "vicuna" (LLaVA-1.5) or "llama3"; a JSON file as the module
-            describes; a `.jinja` file; or "tokenizer": the chat template of the tokenizer's folder.
+            Qwen2-VL and later), "vicuna" (LLaVA-1.5), "llama3" or "pixtral"; a JSON file as the
+            module describes; a `.jinja` file; or "tokenizer": the chat template of the tokenizer's
+            folder.
         tokenizer: the tokenizer, for "tokenizer"; also gives a jinja template its begin and end
             tokens.
         image: how an image stands in the token sequence; None: as the template says, or as in
@@ -236,7 +238,7 @@ def _from_json(text: str, *, where: str, image: ImageStrings | None) -> DataTemp
     if not isinstance(content, dict) or not isinstance(content.get("roles"), dict):
         raise ConfigError(f"template {where!r} must be a JSON object with 'roles'.")
     known = {item.name for item in fields(DataTemplate)} - {"image"}
-    known |= {"image_start", "image_token", "image_end"}
+    known |= {"image_start", "image_token", "image_end", "image_break"}
     _check_keys(where, content, known)
     roles = {}
     for role, texts in content.pop("roles").items():
@@ -248,6 +250,7 @@ def _from_json(text: str, *, where: str, image: ImageStrings | None) -> DataTemp
         token=content.pop("image_token", ""),
         start=content.pop("image_start", ""),
         end=content.pop("image_end", ""),
+        row_break=content.pop("image_break", ""),
     )
     special = content.pop("special_tokens", [])
     if not isinstance(special, list) or not all(isinstance(t, str) and t for t in special):

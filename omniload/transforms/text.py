@@ -71,13 +71,15 @@ class ConversationEncoder:
         self.tokens_per_tile = tokens_per_tile
         image = template.image
         pad_token = tokenizer.pad_token or template.pad_token
-        needed = (*template.special_tokens, image.start, image.token, image.end, pad_token)
+        marks = (image.start, image.token, image.end, image.row_break)
+        needed = (*template.special_tokens, *marks, pad_token)
         vocabulary = Vocabulary(tokenizer, [token for token in needed if token])
         self._vocabulary = vocabulary
         self.image_token_id = vocabulary.controls[image.token]
         self.pad_token_id = vocabulary.controls[pad_token]
         self.image_start_ids = (vocabulary.controls[image.start],) if image.start else ()
         self.image_end_ids = (vocabulary.controls[image.end],) if image.end else ()
+        self.image_break_id = vocabulary.controls[image.row_break] if image.row_break else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.tokenizer, self.template, self.loss, self.tokens_per_tile)
@@ -120,6 +122,7 @@ class ConversationEncoder:
         image_num_tiles: Sequence[int],
         *,
         image_num_tokens: Sequence[int] | None = None,
+        image_columns: Sequence[int] | None = None,
     ) -> Encoded:
         """Tokenise a conversation.
 
@@ -128,15 +131,20 @@ class ConversationEncoder:
             image_num_tiles: tiles of each image, in the order of the marks.
             image_num_tokens: tokens of each image, where the tiling policy decides them; None:
                 `tokens_per_tile` for each tile.
+            image_columns: image tokens in a row of each image, for a template with a token that
+                breaks rows; those tokens are in `image_num_tokens`. None: no breaks.
 
         Returns:
             Token ids, labels and image spans.
 
         Raises:
+            ConfigError: `image_columns` for a template without a break, or the reverse.
             SampleError: no text at all, or none in the answers that would give loss, an unknown
                 role, a weight other than 0 and 1, a number of marks that isn't the number of
                 images, text that is no valid Unicode, or a template that fails or moves images.
         """
+        if image_num_tiles:
+            self.check_breaks(image_columns is not None)
         self._check(messages, image_num_tiles)
         losses = self._turn_losses(messages)
         if not any(loss.content for loss in losses) and _has_empty_answer(messages):
@@ -152,6 +160,7 @@ class ConversationEncoder:
             image_num_tokens = [int(count) * self.tokens_per_tile for count in image_num_tiles]
         tokens = TokenCollector(self._vocabulary)
         counts = iter(image_num_tokens)
+        columns = iter(image_columns or ())
         for piece in pieces:
             if piece.kind == "text":
                 tokens.add_text(piece)
@@ -159,9 +168,32 @@ class ConversationEncoder:
                 tokens.add_control(piece)
             else:
                 tokens.add_ids(self.image_start_ids)
-                tokens.add_image(self.image_token_id, int(next(counts)))
+                at = None if self.image_break_id is None else (next(columns), self.image_break_id)
+                tokens.add_image(self.image_token_id, int(next(counts)), row_break=at)
                 tokens.add_ids(self.image_end_ids)
         return tokens.encoded()
+
+    def check_breaks(self, row_breaks: bool) -> None:
+        """Check that template and tiling agree on tokens between the rows of an image.
+
+        Args:
+            row_breaks: whether the tiling counts them.
+
+        Raises:
+            ConfigError: only one of them has them.
+        """
+        if row_breaks and self.image_break_id is None:
+            raise ConfigError(
+                "a tiling with row_breaks (--row-breaks) needs a template with an image_break, got "
+                f"{self.template.name!r}, which has none. Use --template pixtral, or a file."
+            )
+        if not row_breaks and self.image_break_id is not None:
+            raise ConfigError(
+                f"template {self.template.name!r} breaks the rows of an image by "
+                f"{self.template.image.row_break!r}, which the tiling must count: use --tiling "
+                "navit --row-breaks (NaViTPatches(row_breaks=True)), or a template without "
+                "image_break."
+            )
 
     def _check(self, messages: Sequence[Message], image_num_tiles: Sequence[int]) -> None:
         if not any(message.content.strip() for message in messages):
