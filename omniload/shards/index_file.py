@@ -6,11 +6,13 @@ import mmap
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from omniload.errors import ConfigError
 from omniload.index import LengthIndex
 from omniload.shards.arrow import index_schema
+from omniload.shards.layout import OUTSIDE, batch_blocks, batch_layout
 from omniload.shards.manifest import ShardInfo
 from omniload.shards.views import damaged, open_arrow
 
@@ -32,17 +34,25 @@ def read_index(path: Path | str, info: ShardInfo, data: mmap.mmap) -> LengthInde
     digest = xxhash.xxh3_128_hexdigest(data)
     if digest != info.xxh3_128:
         raise damaged(path, f"its xxh3_128 must be {info.xxh3_128}, got {digest}")
-    file = open_arrow(path, data)
-    if file.schema != index_schema() or file.num_record_batches != 1:
+    if open_arrow(path, data).schema != index_schema():
         raise damaged(path, "its columns are not those of a length index")
-    batch = file.get_batch(0)
-    columns = {
-        name: np.frombuffer(batch.column(name).buffers()[1], np.int32, count=batch.num_rows)
-        for name in ("num_tokens", "num_tiles", "num_loss_tokens")
-    }
-    if batch.num_rows != info.num_rows:
-        raise damaged(path, f"it must have {info.num_rows} rows, got {batch.num_rows}")
     try:
-        return LengthIndex.from_arrays(**columns)
-    except ConfigError as error:
+        tokens, tiles, loss = _columns(data, info.num_rows)
+        return LengthIndex.from_arrays(num_tokens=tokens, num_tiles=tiles, num_loss_tokens=loss)
+    except (ConfigError, *OUTSIDE) as error:
         raise damaged(path, str(error)) from None
+
+
+def _columns(data: mmap.mmap, num_rows: int) -> list[npt.NDArray[np.int32]]:
+    blocks = batch_blocks(data)
+    if len(blocks) != 1:
+        raise ValueError(f"it must have one batch, got {len(blocks)}")
+    layout = batch_layout(data, blocks[0], 6)  # a column: what is null (nothing is), and values
+    if layout.num_rows != num_rows:
+        raise ValueError(f"it must have {num_rows} rows, got {layout.num_rows}")
+    columns = []
+    for start, size in zip(layout.buffers[2::4], layout.buffers[3::4], strict=True):
+        if size < 4 * num_rows:
+            raise ValueError(f"a column must have {num_rows} values, got {size // 4}")
+        columns.append(np.frombuffer(data, np.int32, num_rows, layout.base + start))
+    return columns

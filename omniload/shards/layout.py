@@ -14,7 +14,10 @@ import struct
 from operator import add
 from typing import NamedTuple
 
-__all__ = ["BatchLayout", "batch_blocks", "batch_layout"]
+__all__ = ["OUTSIDE", "BatchLayout", "batch_blocks", "batch_layout"]
+
+#: what Python's own buffers raise where damage leads outside of them
+OUTSIDE = (ValueError, IndexError, struct.error)
 
 _MAGIC = b"ARROW1"
 _RECORD_BATCH = 3  # of the union MessageHeader
@@ -45,8 +48,7 @@ def batch_blocks(data: mmap.mmap) -> list[tuple[int, int, int]]:
     """Read where the record batches of a file lie: (start, metadata bytes, body bytes).
 
     Raises:
-        ValueError: the footer is damaged.
-        struct.error: likewise.
+        OUTSIDE: the footer is damaged.
     """
     size = len(data)
     if size < 20 or data[-6:] != _MAGIC or data[:6] != _MAGIC:
@@ -81,8 +83,7 @@ def batch_layout(data: mmap.mmap, block: tuple[int, int, int], num_buffers: int)
         num_buffers: buffers that the schema has.
 
     Raises:
-        ValueError: the metadata is damaged, or of another schema.
-        struct.error: likewise.
+        OUTSIDE: the metadata is damaged, or of another schema.
     """
     start, metadata, body_size = block
     message = _follow(data, start + 8)  # behind the mark of a message and the size of its metadata

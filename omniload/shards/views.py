@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from omniload.errors import ShardError
 from omniload.shards.arrow import shard_schema
-from omniload.shards.layout import BatchLayout, batch_blocks, batch_layout
+from omniload.shards.layout import OUTSIDE, BatchLayout, batch_blocks, batch_layout
 from omniload.shards.manifest import ShardInfo
 from omniload.types import Message, Record
 
@@ -94,8 +94,9 @@ class OpenedShard:
         self._info = info
         self._data = data
         schema = open_arrow(path, data).schema
-        self._has_messages = "messages" in schema.names
-        if schema != shard_schema(with_messages=self._has_messages):
+        # compared as a whole: names in a damaged one need not be text
+        self._has_messages = schema == shard_schema(with_messages=True)
+        if not self._has_messages and schema != shard_schema(with_messages=False):
             raise damaged(path, "its columns are not those of a shard")
         try:
             self._rows_per_batch = int((schema.metadata or {})[b"omniload.rows_per_batch"])
@@ -103,7 +104,7 @@ class OpenedShard:
             raise damaged(path, "omniload.rows_per_batch is not in its schema") from None
         try:
             self._blocks = batch_blocks(data)
-        except (ValueError, struct.error) as error:
+        except OUTSIDE as error:
             raise damaged(path, f"{error}") from None
         batches = -(-info.num_rows // max(self._rows_per_batch, 1))
         if self._rows_per_batch < 1 or batches != len(self._blocks):
@@ -128,11 +129,11 @@ class OpenedShard:
         number, place = divmod(local, self._rows_per_batch)
         try:
             layout = self._layout(number)
-        except (ValueError, struct.error) as error:
+        except OUTSIDE as error:
             raise damaged(self._path, f"batch {number}: {error}") from None
         try:
             return self._cut(layout, place, row)
-        except (ValueError, struct.error) as error:
+        except OUTSIDE as error:
             raise damaged(self._path, f"row {row}: {error}") from None
 
     def _cut(self, layout: BatchLayout, place: int, row: int) -> Record:
