@@ -177,7 +177,7 @@ def _check_padding(
         )
 
 
-def _check_number(name: str, value: int) -> None:
+def _check_number(name: str, value: Any) -> None:
     # inside of torch.compile a size may have no value yet
     if not isinstance(value, torch.SymInt):
         check_count(name, value, of="tokens")

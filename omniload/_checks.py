@@ -138,4 +138,4 @@ def check_device(device: Any, kinds: Sequence[str] = ()) -> torch.device:
 
 
 def _is_above(value: Any, most: int) -> bool:
-    return isinstance(value, (int, np.integer)) and value > most
+    return isinstance(value, (int, np.integer)) and bool(value > most)

@@ -6,7 +6,7 @@ Values are checked by the operators, on a CPU only: on a device a check would wa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -48,12 +48,11 @@ def check_offsets(cu_seqlens: torch.Tensor, num_tokens: int | None) -> int:
             f"cu_seqlens must be int32 (n + 1,), got the shape {tuple(cu_seqlens.shape)}. A row "
             "without documents has the one offset 0."
         )
-    if num_tokens is None:
-        num_tokens = _last(cu_seqlens)
-    if isinstance(num_tokens, torch.SymInt):
-        return num_tokens
+    found: Any = _last(cu_seqlens) if num_tokens is None else num_tokens
+    if isinstance(found, torch.SymInt):  # a size that has no value yet
+        return cast(int, found)
     return check_count(
-        "num_tokens", num_tokens, of="tokens", remedy="It is the last of cu_seqlens.", or_none=True
+        "num_tokens", found, of="tokens", remedy="It is the last of cu_seqlens.", or_none=True
     )
 
 
@@ -165,8 +164,9 @@ def check_blocks(block_size: int | tuple[int, int], num_tokens: int) -> tuple[in
     Raises:
         ConfigError: a size below 1, or a row without tokens, of which there is no mask.
     """
-    is_pair = isinstance(block_size, Sequence) and not isinstance(block_size, str)
-    sizes = tuple(block_size) if is_pair else (block_size, block_size)
+    given: Any = block_size
+    is_pair = isinstance(given, Sequence) and not isinstance(given, str)
+    sizes = tuple(given) if is_pair else (given, given)
     try:
         q_block, kv_block = (check_count("block_size", size, least=1) for size in sizes)
     except (ConfigError, ValueError):

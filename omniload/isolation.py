@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -87,7 +88,7 @@ def check_isolation(
     return IsolationReport(isolated=not leaks, leaks=tuple(leaks), noise=noise)
 
 
-def _check_arguments(model: object, batch: object, forward: object, tolerance: object) -> None:
+def _check_arguments(model: object, batch: object, forward: object, tolerance: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     if not isinstance(batch, PackedBatch):

@@ -197,3 +197,15 @@ def test_masks_compile_without_a_graph_break():
         given = (cu_seqlens, spans, sum(lengths))
         for found, want in zip(compiled(*given), everything(*given), strict=True):
             assert torch.equal(found, want)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch explains every break of a graph
+def test_offsets_without_their_number_end_the_graph_and_say_so():
+    def first(cu_seqlens):
+        return masks.intervals(cu_seqlens)[0] + 1
+
+    compiled = torch.compile(first, backend="eager")
+    assert torch.equal(compiled(ROW), first(ROW))
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Give num_tokens=, the last offset"):
+        torch.compile(first, backend="eager", fullgraph=True)(ROW)
