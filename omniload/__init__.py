@@ -39,6 +39,8 @@ _HOME = {
     "ShardError": "omniload.errors",
     "StateError": "omniload.errors",
     "StepPlan": "omniload.plan",
+    "StreamLoader": "omniload.stream",
+    "StreamPart": "omniload.stream",
     "VisionModel": "omniload.flops",
     "WorkerError": "omniload.errors",
     "World": "omniload.world",
@@ -54,6 +56,7 @@ _MODULES = (
     "masks",
     "metrics",
     "shards",
+    "tars",
     "tools",
     "transforms",
 )
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     from omniload.padding import Padding
     from omniload.plan import StepPlan, make_plan
     from omniload.sampler import PlanBatchSampler
+    from omniload.stream import StreamLoader, StreamPart
     from omniload.types import Budget, Groups, Message, Record, Sample
     from omniload.world import World
 
