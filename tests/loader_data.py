@@ -10,6 +10,7 @@ from PIL import Image
 
 from omniload.errors import SampleError, ShardError
 from omniload.images import InternVLTiles, image_size
+from omniload.index import LengthIndex
 from omniload.shards import open_shards, write_shards
 from omniload.transforms.prepare import prepare_sample
 from omniload.transforms.text import ConversationEncoder, load_template, load_tokenizer
@@ -247,3 +248,60 @@ def rows_of_shard(folder, name):
     shards = open_shards(folder)
     number = shards.shard_names.index(name)
     return [row for row in range(len(shards)) if shards.locate(row)[0] == number]
+
+
+class MemoryRows:
+    """Rows of text that are made up when they are read: a source of any size, for many cycles."""
+
+    location = "memory"
+
+    def __init__(self, num_rows, *, shard_rows=100, most_tokens=60, seed=0):
+        tokens = np.random.default_rng(seed).integers(2, most_tokens, num_rows)
+        self.index = LengthIndex.from_arrays(
+            num_tokens=tokens, num_tiles=np.zeros(num_rows, np.int32)
+        )
+        self.settings = {"encoder": encoder().settings(), "tiling": POLICY.settings()}
+        self.fingerprint = f"{num_rows:08x}{seed:08x}{most_tokens:016x}"
+        self.shard_names = [f"shard-{i}" for i in range(-(-num_rows // shard_rows))]
+        self.shard_rows = shard_rows
+        self.sources = {"text": num_rows}
+        self.prefetched = []
+
+    def __len__(self):
+        return len(self.index)
+
+    def locate(self, row):
+        return divmod(row, self.shard_rows)
+
+    def read(self, row):
+        ids = np.full(int(self.index.num_tokens[row]), row % 97 + 1, np.int32)
+        return Record(
+            row=row,
+            key=f"key-{row}",
+            source="text",
+            shard=self.shard_names[row // self.shard_rows],
+            images=(),
+            image_sizes=np.zeros((0, 2), np.int32),
+            image_num_tiles=np.zeros(0, np.int32),
+            image_spans=np.zeros((0, 2), np.int32),
+            input_ids=ids,
+            labels=ids,
+        )
+
+    def at_epoch(self, epoch):
+        return self
+
+    def prefetch(self, shards):
+        self.prefetched.append(tuple(shards))
+
+
+class RemoteRows(MemoryRows):
+    location = "s3://bucket/shards"
+
+
+class ChangingRows(MemoryRows):
+    """Rows that are others in each epoch, as those of a mixture are."""
+
+    def at_epoch(self, epoch):
+        rows = MemoryRows(len(self) + epoch, most_tokens=50 + epoch, seed=epoch)
+        return rows

@@ -207,12 +207,15 @@ def test_large_windows_are_samples_of_the_whole_data_and_read_few_shards():
 
 
 def test_a_window_is_planned_in_a_thread_while_the_one_before_is_used():
-    index = make_index(400)
-    plan = make_plan(index, budget=BUDGET, window_rows=100)
+    index = make_index(60_000)
+    small = make_plan(index, budget=BUDGET, window_rows=1000)
+    small.step_groups(0)
+    assert small._order._ahead is None
+    plan = make_plan(index, budget=BUDGET, window_rows=20_000)
     order = plan._order
     plan.step_groups(0)
     assert order._ahead[0] == 1
-    expected = make_plan(index, budget=BUDGET, window_rows=100)._order.groups(1)
+    expected = make_plan(index, budget=BUDGET, window_rows=20_000)._order.groups(1)
     found = order.groups(1)
     assert found.rows.tolist() == expected.rows.tolist()
     assert order._ahead is None
@@ -220,7 +223,7 @@ def test_a_window_is_planned_in_a_thread_while_the_one_before_is_used():
 
 
 def test_a_fault_in_the_thread_is_raised_where_the_window_is_asked_for():
-    plan = make_plan(make_index(400), budget=BUDGET, window_rows=100)
+    plan = make_plan(make_index(60_000), budget=BUDGET, window_rows=20_000)
     order = plan._order
     rows_of_window = order.windows.rows
     order.windows.rows = lambda window: rows_of_window(0) if window == 0 else 1 // 0

@@ -1,16 +1,29 @@
 """A resumed run equals an unbroken one, batch for batch and bit for bit, at every micro-step."""
 
 import copy
+import itertools
 import json
 import random
+from collections import Counter
 
 import pytest
 
 from omniload import Budget, ConfigError, CostModel, DataLoader, StateError, World
 from omniload._checksum import fields_checksum
+from omniload.plan import make_plan
 from omniload.shards import open_shards
 from omniload.transforms import transform_from_settings
-from tests.loader_data import Noisy, Wrapped, assert_same, assert_same_run, rows_of, write_data
+from tests.loader_data import (
+    ChangingRows,
+    MemoryRows,
+    Noisy,
+    RemoteRows,
+    Wrapped,
+    assert_same,
+    assert_same_run,
+    rows_of,
+    write_data,
+)
 
 BUDGET = Budget(tokens=800, tiles=12)
 NUM_ROWS = 24
@@ -245,6 +258,127 @@ def test_a_chain_of_stops_over_changing_ranks_sees_each_row_once(data):
             state = through_json(states[0])
         assert sorted(seen) == list(range(NUM_ROWS)), f"seed {seed}"
         assert (state["epoch"], state["step"]) == (1, 0)
+
+
+def test_a_thousand_stops_at_random_places_over_changing_ranks_lose_and_double_nothing():
+    """4 -> 2 -> 3 -> 8 ranks and other accumulations, at any micro-step: by the plan alone."""
+    index = MemoryRows(4_000).index
+    chance = random.Random(0)
+    shapes = itertools.cycle(((4, 1), (2, 3), (3, 2), (8, 1)))
+    (size, accumulation), epoch, position, seen, stops = next(shapes), 0, None, Counter(), 0
+    while stops < 1_000 or position is not None:
+        if position is None or "micro_step" not in position:
+            size, accumulation = next(shapes)  # inside a step the same ranks have to go on
+        plan = make_plan(
+            index, budget=Budget(tokens=120), window_rows=900, dp_world_size=size,
+            accumulation=accumulation, epoch=epoch, start=position,
+        )  # fmt: skip
+        place, stop = plan.first_micro_step, plan.first_micro_step + chance.randint(1, 6)
+        while place < stop and plan.has_step(place // accumulation):
+            step, micro_step = divmod(place, accumulation)
+            for rank in range(size):
+                seen.update(plan.micro_batch(step, micro_step, rank).tolist())
+            place += 1
+        stops += 1
+        if plan.has_step(place // accumulation):
+            position = through_json(plan.position(*divmod(place, accumulation)))
+        else:
+            assert seen == Counter(range(4_000))
+            epoch, position, seen = epoch + 1, None, Counter()
+    assert epoch > 3
+
+
+@pytest.mark.parametrize("cycles", [60, pytest.param(1_000, marks=pytest.mark.slow)])
+def test_stops_of_loaders_over_changing_ranks_lose_and_double_nothing(cycles):
+    """4 -> 2 -> 3 -> 8 ranks and other accumulations, one state for all, at any micro-step."""
+    rows = MemoryRows(600)
+    chance = random.Random(0)
+    loaders = {
+        (size, accumulation): [
+            DataLoader(
+                rows, budget=Budget(tokens=120), world=world(rank, size),
+                accumulation=accumulation, window_rows=250,
+            )
+            for rank in range(size)
+        ]
+        for size, accumulation in ((4, 1), (2, 3), (3, 2), (8, 1))
+    }  # fmt: skip
+    state, epoch, seen, epochs, sizes = None, 0, Counter(), 0, itertools.cycle(loaders)
+    chosen = next(sizes)
+    for _ in range(cycles):
+        # inside a step the same ranks have to go on
+        if state is None or state["micro_step"] == 0:
+            chosen = next(sizes)
+        stop, states = chance.randint(1, 6), []
+        for loading in loaders[chosen]:
+            if state is not None:
+                loading.load_state_dict(state)
+            for batch in itertools.islice(iter(loading), stop):
+                seen.update(batch.sample_ids.tolist())
+            states.append(loading.state_dict())
+        assert all(other == states[0] for other in states)
+        state = through_json(states[0])
+        if state["epoch"] > epoch:
+            assert seen == Counter(range(600))
+            epoch, seen, epochs = state["epoch"], Counter(), epochs + 1
+    assert epochs > cycles // 60
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_epochs_with_other_rows_are_planned_and_read_as_they_are(num_workers):
+    rows = ChangingRows(300)
+    arguments = {"budget": Budget(tokens=120), "world": World(), "num_workers": num_workers}
+    loading = DataLoader(rows, **arguments)
+    batches, states = [], []
+    for epoch in range(3):
+        assert len(loading.index) == 300 + epoch
+        for batch in loading:
+            batches.append(batch)
+            states.append(loading.state_dict())
+        ledger = loading.ledger()
+        assert (ledger.epoch, ledger.seen, ledger.balanced) == (epoch, 300 + epoch, True)
+    for done in (1, 20, len(batches) // 2, len(batches) - 2):
+        resumed = DataLoader(rows, **arguments)
+        resumed.load_state_dict(states[done])
+        rest = []
+        while len(rest) < len(batches) - done - 1:
+            rest += list(resumed)
+        assert_same_run(rest, batches[done + 1 :])
+    with pytest.raises(ConfigError, match="exclude= needs data whose rows are the same in every"):
+        DataLoader(rows, exclude=[1], **arguments)
+
+
+def test_a_remote_source_is_told_which_shards_come_next():
+    rows = RemoteRows(2_000)
+    loading = DataLoader(rows, budget=Budget(tokens=300), world=World(), window_rows=500)
+    needed = [
+        list(dict.fromkeys(rows.locate(row)[0] for row in batch.sample_ids.tolist()))
+        for batch in loading
+    ]
+    assert len(rows.prefetched) == len(needed)
+    for told, shards in zip(rows.prefetched, needed, strict=True):
+        assert list(told[: len(shards)]) == shards
+        assert len(told) <= 32
+    assert any(set(needed[place + 5]) <= set(rows.prefetched[place]) for place in range(9))
+    near = MemoryRows(200)
+    list(DataLoader(near, budget=Budget(tokens=300), world=World()))
+    assert near.prefetched == []
+
+
+def test_a_large_epoch_is_planned_ahead_and_the_next_one_too(monkeypatch):
+    monkeypatch.setattr("omniload.loader.course._LEAST_ROWS_AHEAD", 3000)
+    monkeypatch.setattr("omniload.plan.order._LEAST_ROWS_AHEAD", 1000)
+    rows = MemoryRows(3000, shard_rows=100, most_tokens=4)
+    arguments = {"budget": Budget(tokens=1000), "world": World(), "window_rows": 1000}
+    loading = DataLoader(rows, **arguments)
+    for epoch in range(2):
+        assert sum(len(batch.sample_ids) for batch in loading) == 3000
+        assert loading.epoch == epoch + 1
+        assert loading._course._next[0] == epoch + 1
+    fresh = DataLoader(rows, **arguments)
+    fresh.set_epoch(2)
+    assert fresh.plan.fingerprint == loading.plan.fingerprint
+    assert_same(next(iter(fresh)), next(iter(loading)))
 
 
 def test_other_ranks_continue_at_a_step_boundary_with_the_steps_counted(data):

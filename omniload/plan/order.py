@@ -32,6 +32,7 @@ _LOG = logging.getLogger(__name__)
 _VERSION = 2  # raised when the order of the same groups changes; of one window it is still 1
 _WINDOW_ROWS = 500_000  # rows of a window unless told otherwise: about 0.4 s and 30 MB to plan one
 _ROWS_AT_ONCE = 4_000_000  # rows that are looked through at once
+_LEAST_ROWS_AHEAD = 20_000  # smaller windows are planned sooner than a thread is started
 _WINDOWS_KEPT = 2  # a step may begin in one window and end in the next
 _LISTED = 10  # rows over the budget that a message names
 _TAG_GROUPS = 2  # keeps this use of (seed, epoch) apart from others
@@ -230,9 +231,10 @@ class EpochOrder:
         return groups
 
     def plan_ahead(self, window: int) -> None:
-        """Begin to plan a window in a thread, if there is such a window and it isn't known."""
+        """Begin to plan a window in a thread, where that is worth it and it isn't known."""
         known = window in self._kept or (self._ahead is not None and self._ahead[0] == window)
-        if not known and 0 <= window < self.num_windows:
+        is_large = self._window_rows >= _LEAST_ROWS_AHEAD
+        if is_large and not known and 0 <= window < self.num_windows:
             self._ahead = (window, Ahead(functools.partial(self._plan, window)))
 
     def _plan(self, window: int) -> Groups:
