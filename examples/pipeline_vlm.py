@@ -148,12 +148,13 @@ def vlm_layers(
     tile_size: int,
     width: int = 64,
     num_heads: int = 4,
+    patches_per_side: int = 8,
     num_vision_blocks: int = 2,
     num_text_blocks: int = 2,
 ) -> list[nn.Module]:
     """List the layers in order: patches, vision blocks, projector, embedding, text blocks, head."""
     return [
-        Patches(width, tile_size, tile_size // 8),
+        Patches(width, tile_size, tile_size // patches_per_side),
         *(VisionBlock(width, num_heads) for _ in range(num_vision_blocks)),
         Projector(width, tokens_per_tile),
         Embedding(vocab_size, width, image_token_id),

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from omniload.adapters.deepspeed.engine import prepare_engine
+from omniload.adapters.deepspeed.engine import prepare_engine, stop_timer
 from omniload.adapters.deepspeed.stages import read_nothing, read_tokens_only
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError
@@ -234,26 +234,27 @@ def _check_loader(loader: DataLoader, engine: Any) -> None:
 
 
 def _follow(engine: Any) -> None:
-    """Let the engine say where steps begin and end, on the stages that are never asked for data."""
-    if "train_batch" in vars(engine):
+    """Tell batches where steps begin and end, on the stages that are never asked for data too."""
+    if "_exec_schedule" in vars(engine):
         return
-    train, evaluate = engine.train_batch, engine.eval_batch
+    run, set_iterator = engine._exec_schedule, engine.set_dataiterator
+    fed: list[Any] = [None]
 
-    def train_batch(data_iter: Any = None) -> Any:
-        return _framed(data_iter, engine.micro_batches, lambda: train(data_iter))
+    def set_dataiterator(iterator: Any) -> None:
+        fed[0] = iterator
+        set_iterator(iterator)
 
-    def eval_batch(data_iter: Any, *args: Any, **kwargs: Any) -> Any:
-        given = kwargs.get("num_micro_batches") or (args[4] if len(args) > 4 else None)
-        count = given or engine.micro_batches
-        return _framed(data_iter, count, lambda: evaluate(data_iter, *args, **kwargs))
+    def exec_schedule(steps: Any) -> None:
+        batches = fed[0]
+        if not isinstance(batches, PipelineBatches):
+            run(steps)
+            return
+        try:
+            batches.begin(steps.micro_batches)
+        except Exception:
+            stop_timer(engine)  # else the next step of a caller who mends it would find it running
+            raise
+        run(steps)
+        batches.end(steps.micro_batches)
 
-    engine.train_batch, engine.eval_batch = train_batch, eval_batch
-
-
-def _framed(data_iter: Any, num_micro_batches: int, run: Callable[[], Any]) -> Any:
-    if not isinstance(data_iter, PipelineBatches):
-        return run()
-    data_iter.begin(num_micro_batches)
-    result = run()
-    data_iter.end(num_micro_batches)
-    return result
+    engine.set_dataiterator, engine._exec_schedule = set_dataiterator, exec_schedule

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 import torch
 from deepspeed.runtime.pipe import schedule
-from deepspeed.runtime.pipe.engine import PipelineEngine
+from deepspeed.runtime.pipe.engine import TRAIN_BATCH_TIMER, PipelineEngine
 
 from omniload.adapters.deepspeed.module import BalancedPipelineModule
 from omniload.errors import ConfigError
 
-__all__ = ["prepare_engine"]
+__all__ = ["prepare_engine", "stop_timer"]
 
 Instruction: TypeAlias = Callable[..., Any]
 
@@ -61,6 +61,13 @@ def prepare_engine(engine: Any) -> None:
     )
     if "_INSTRUCTION_MAP" not in vars(engine):
         engine._INSTRUCTION_MAP = _mended(engine._INSTRUCTION_MAP)
+
+
+def stop_timer(engine: Any) -> None:
+    """Stop the timer of a step that ended before it began."""
+    timer = engine.timers(TRAIN_BATCH_TIMER)
+    if getattr(timer, "started_", False):
+        timer.stop()
 
 
 def _mended(instructions: Mapping[type, Instruction]) -> dict[type, Instruction]:

@@ -159,6 +159,7 @@ class BalancedPipelineModule(PipelineModule):  # type: ignore[misc]
             if self.seed_layers:
                 (self.seed_fn or set_random_seed)(seed + index)
             x = runner(x, choice)
+        x = _contiguous(x)
         return x if self.anchor is None else anchor_output(x, self.anchor)
 
     def _partition_layers(self, method: str = "plan") -> None:
@@ -217,6 +218,15 @@ def _check_plan(
             f"the number of processes must be a multiple of the {plan.num_stages} stages of the "
             f"plan, got {size}."
         )
+
+
+def _contiguous(output: Any) -> Any:
+    """Lay tensors out as they are sent to the next stage: transposed ones can't be."""
+    if isinstance(output, torch.Tensor):
+        return output.contiguous()
+    if isinstance(output, tuple):
+        return tuple(tensor.contiguous() for tensor in output)
+    return output  # of a last layer that gives something of its own
 
 
 def _name(layer: Any) -> str:

@@ -122,7 +122,8 @@ def read_tokens_only(loader: DataLoader) -> None:
         raise ConfigError("this loader was used on another stage; make one for this engine.")
     dataset = copy.copy(workers._dataset)
     transform = dataset._transform
-    if isinstance(transform, LabelsOnly):
+    # where bad samples are skipped, this stage has to see as the first does which ones are bad
+    if isinstance(transform, LabelsOnly) or dataset._skips:
         return
     if not LabelsOnly.fits(transform):
         _log.warning(

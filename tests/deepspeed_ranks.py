@@ -1,0 +1,286 @@
+"""One of several real gloo processes that train with DeepSpeed; writes what it saw to a file.
+
+python -m tests.deepspeed_ranks RANK SIZE FOLDER SHARDS PROGRAM...
+"""
+
+import gc
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import deepspeed
+import psutil
+import torch
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+import omniload.shards
+import omniload.transforms.tile
+from omniload.adapters.deepspeed import (
+    BalancedPipelineModule,
+    load_checkpoint,
+    pipeline_batches,
+    save_checkpoint,
+)
+from tests.deepspeed_defects import CRASHES, SMALL_PROGRAMS
+from tests.deepspeed_parts import NUM_LAYERS, Case, clone, make_layers, make_loader, make_optimizer
+from tests.deepspeed_zero import zero
+
+
+def config_of(case):
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": case.accumulation,
+        "gradient_clipping": case.clip,
+        "bf16": {"enabled": case.bf16},
+        "zero_optimization": {"stage": case.zero},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+        "pipeline": case.pipeline,
+    }
+
+
+def make_module(case, shards, layers=None):
+    topology = None
+    if case.tp > 1:
+        topology = PipeModelDataParallelTopology(
+            num_pp=len(case.parts) - 1, num_mp=case.tp, num_dp=case.dp
+        )
+    uneven = [1] * NUM_LAYERS
+    return BalancedPipelineModule(
+        layers or make_layers(shards, frozen=case.frozen),
+        plan=case.plan,
+        topology=topology,
+        recompute_by_batch=(lambda x: uneven if len(x[0]) > 3 else None) if case.uneven else None,
+    )
+
+
+def make_engine(case, module):
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=make_optimizer(weights), config=config_of(case)
+    )
+    return engine
+
+
+def start(case, shards):
+    module = make_module(case, shards)
+    engine = make_engine(case, module)
+    loader = make_loader(
+        shards, world=module.world, accumulation=case.accumulation, workers=case.workers
+    )
+    return engine, loader
+
+
+def weights_of(engine):
+    module = engine.module
+    return {
+        module._local_start + index: clone(layer.state_dict())
+        for index, layer in enumerate(module.forward_funcs)
+    }
+
+
+def train(case, shards):
+    engine, loader = start(case, shards)
+    batches = pipeline_batches(loader, engine)
+    losses = [float(engine.train_batch(batches)) for _ in range(case.steps)]
+    return {
+        "losses": losses,
+        "weights": weights_of(engine),
+        "state": loader.state_dict(),
+        "cut": engine.module.inputs_are_frozen,
+    }
+
+
+PLAIN = Case(parts=(0, 5, 9))
+MIXED = (1, "attention", "mlp", 0, 1, "attention", "mlp", 1, 0)
+PAIRS = {
+    "plain": Case(parts=(0, 5, 9), clip=0.5),
+    "recompute": Case(parts=(0, 3, 9), recompute=MIXED, clip=0.5),
+    "frozen": Case(parts=(0, 2, 9), frozen=True, uneven=True),
+}
+TRIPLES = {
+    "three": Case(parts=(0, 2, 6, 9), recompute=MIXED, workers=1),
+    "frozen_middle": Case(parts=(0, 1, 3, 9), frozen=True, recompute=MIXED),
+}
+FOURS = {
+    "four": Case(parts=(0, 2, 4, 7, 9), accumulation=5),
+    "dp_pp": Case(parts=(0, 4, 9), dp=2, accumulation=2, clip=0.5),
+    "tp_pp": Case(parts=(0, 4, 9), tp=2, recompute=MIXED),
+    "tp_pp_whole": Case(
+        parts=(0, 6, 9), tp=2, pipeline={"pipe_partitioned": False, "grad_partitioned": False}
+    ),
+}
+RUNS = {**PAIRS, **TRIPLES, **FOURS}
+
+
+def resumed(shards, folder):
+    """Two steps, saved; two more in a new engine; and the next loss under another partition."""
+    engine, loader = start(PLAIN, shards)
+    batches = pipeline_batches(loader, engine)
+    losses = [float(engine.train_batch(batches)) for _ in range(2)]
+    save_checkpoint(engine, loader, folder / "saved", client_state={"note": 7})
+    engine, loader = start(PLAIN, shards)
+    note = load_checkpoint(engine, loader, folder / "saved")["note"]
+    batches = pipeline_batches(loader, engine)
+    losses += [float(engine.train_batch(batches)) for _ in range(2)]
+    other, loader = start(Case(parts=(0, 2, 9)), shards)
+    load_checkpoint(other, loader, folder / "saved", load_module_only=True)
+    batches = pipeline_batches(loader, other)
+    moved = float(other.train_batch(batches))
+    return {"losses": losses, "weights": weights_of(engine), "note": note, "moved": moved}
+
+
+def other_accumulation(shards, folder):
+    """The number of micro-batches of a step changes between two steps."""
+    engine, loader = start(PLAIN, shards)
+    batches = pipeline_batches(loader, engine)
+    losses = [float(engine.train_batch(batches)) for _ in range(2)]
+    state = loader.state_dict()
+    engine.set_train_batch_size(2)
+    try:
+        engine.train_batch(batches)
+        error = ""
+    except omniload.ConfigError as found:
+        error = str(found)
+    loader = make_loader(shards, world=engine.module.world, accumulation=2)
+    loader.load_state_dict(state)
+    batches = pipeline_batches(loader, engine)
+    losses.append(float(engine.train_batch(batches)))
+    return {"losses": losses, "weights": weights_of(engine), "error": error}
+
+
+def epochs(shards, folder):
+    """`steps()` goes through epochs, and states can be loaded between steps."""
+    engine, loader = start(PLAIN, shards)
+    batches = pipeline_batches(loader, engine)
+    seen, states = [], {}
+    while loader.epoch < 2:
+        epoch = loader.epoch
+        for step in batches.steps():
+            engine.train_batch(batches)
+            seen.append((epoch, step))
+            states[epoch, step] = loader.state_dict()
+    loader.load_state_dict(states[0, 1])
+    again = next(batches.steps())
+    engine.train_batch(batches)
+    evaluated = float(engine.eval_batch(batches))
+    return {
+        "seen": seen,
+        "per_epoch": len(make_loader(shards, world=engine.module.world, accumulation=3)) // 3,
+        "again": again,
+        "same": loader.state_dict() == states[0, 3],
+        "evaluated": evaluated,
+    }
+
+
+def refusals(shards, folder):
+    """What is asked for in vain, on all ranks alike."""
+    found = {}
+
+    def refused(name, make):
+        try:
+            make()
+            found[name] = ""
+        except omniload.ConfigError as error:
+            found[name] = str(error)
+
+    module = make_module(PLAIN, shards)
+    engine = make_engine(PLAIN, module)
+    loader = make_loader(shards, world=None, accumulation=3)
+    refused("world", lambda: pipeline_batches(loader, engine))
+    refused("engine", lambda: pipeline_batches(loader, module))
+    refused("loader", lambda: pipeline_batches([], engine))
+    empty = omniload.DataLoader(
+        shards, budget=omniload.Budget(tokens=420), world=module.world, tail="empty"
+    )
+    refused("tail", lambda: pipeline_batches(empty, engine))
+    inside = make_loader(shards, world=module.world, accumulation=3)
+    next(iter(inside))
+    place = inside.state_dict()
+    inside.load_state_dict(place)
+    refused("inside", lambda: engine.train_batch(pipeline_batches(inside, engine)))
+    refused("layers", lambda: make_module(Case(parts=(0, 4, 8), recompute=(0,) * 8), shards))
+    refused("stages", lambda: make_module(Case(parts=(0, 4, 6, 9)), shards))
+    refused("part", lambda: make_module(Case(parts=(0, 5, 9), recompute=("mlp",) * 9), shards))
+    interval = {"activation_checkpoint_interval": 1}
+    refused("interval", lambda: start(Case(parts=(0, 5, 9), pipeline=interval), shards))
+    return found
+
+
+def reads(shards, folder):
+    """Middle stages read nothing, and the last decodes no image."""
+    case = TRIPLES["three"]
+    engine, loader = start(case, shards)
+
+    def refuse(*_args, **_kwargs):
+        raise RuntimeError("this stage must not do that")
+
+    batches = pipeline_batches(loader, engine)
+    if not engine.is_first_stage():
+        omniload.transforms.tile._decoded = refuse
+        omniload.transforms.tile.TileTransform._image = refuse
+    if not (engine.is_first_stage() or engine.is_last_stage()):
+        omniload.shards.ShardSet.read = refuse
+    for _ in range(2):
+        engine.train_batch(batches)
+    workers = bool(psutil.Process().children())
+    return {"workers": workers, "state": loader.state_dict()}
+
+
+PROGRAMS = {
+    "resumed": resumed,
+    "other_accumulation": other_accumulation,
+    "epochs": epochs,
+    "refusals": refusals,
+    "reads": reads,
+    "zero": zero,
+    **SMALL_PROGRAMS,
+}
+
+
+def main(rank, size, folder, shards, *names):
+    folder = Path(folder)
+    torch.set_num_threads(1)
+    # the groups of a module that is thrown away wait for their threads, which may wait for Python
+    gc.disable()
+    # else DeepSpeed compiles an operator for shared memory, which takes minutes
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        dist_backend="gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=int(rank),
+        world_size=int(size),
+        auto_mpi_discovery=False,
+        verbose=False,
+    )
+    results = {}
+    crashing = [name for name in names if name in CRASHES]
+    for name in (name for name in names if name not in CRASHES):
+        try:
+            if name in RUNS:
+                results[name] = train(RUNS[name], shards)
+            else:
+                results[name] = PROGRAMS[name](shards, folder)
+        except Exception:
+            sys.stderr.write(f"\nrank {rank} in {name}\n{traceback.format_exc()}")
+            sys.stderr.flush()
+            raise
+        print(json.dumps({"rank": rank, "done": name}), flush=True)
+    torch.save(results, folder / f"rank-{rank}.pt")
+    for name in crashing:
+        # what one rank dies of, the others see as a lost connection: so it comes last, and ends all
+        try:
+            CRASHES[name]()
+            results[name] = {"error": ""}
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+        torch.save(results, folder / f"rank-{rank}.pt")
+        os._exit(0)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
