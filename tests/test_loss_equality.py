@@ -5,19 +5,16 @@ number of loss tokens; and packed, dealt to ranks and micro-steps, some of them 
 DistributedDataParallel between real processes. Loss and gradients must be equal in float64.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import multiprocessing
-from torch.nn.parallel import DistributedDataParallel
 
 from examples.tiny_vlm import TinyVLM
 from omniload.kernels.reference import IMAGENET_MEAN, IMAGENET_STD
 from omniload.packing import pack
 from omniload.types import IGNORE_INDEX
+from tests import loss_steps
 from tests.packing_samples import IMAGE_TOKEN, VOCAB, make_filler, make_sample
 
 TOLERANCE = 1e-10
@@ -126,45 +123,22 @@ def micro_batch(case, rank, micro_step):
     )
 
 
+def scaled_loss(model, batch, case):
+    inputs = batch.model_inputs(dtype=torch.float64, loss=case.loss)
+    scale = batch.loss_scale(case.loss, case.ranks, engine_divides_accumulation=case.divides)
+    return model(**inputs).loss * scale
+
+
 def run_step(case, rank):
-    """One optimizer step on this rank, as the engine that the case describes runs it."""
-    plain = make_model(case.loss)
-    parallel = case.world > 1 and case.ranks == "mean"
-    model = DistributedDataParallel(plain) if parallel else plain
-    total = torch.zeros((), dtype=torch.float64)
-    for micro_step in range(case.accumulation):
-        batch = micro_batch(case, rank, micro_step)
-        inputs = batch.model_inputs(dtype=torch.float64, loss=case.loss)
-        scale = batch.loss_scale(case.loss, case.ranks, engine_divides_accumulation=case.divides)
-        with nullcontext() if batch.is_last_micro_step or not parallel else model.no_sync():
-            loss = model(**inputs).loss * scale / (case.accumulation if case.divides else 1)
-            loss.backward()
-        total += loss.detach()
-    if case.world > 1:
-        dist.all_reduce(total)
-        if case.ranks == "mean":
-            total /= case.world
-        else:
-            for weight in plain.parameters():
-                dist.all_reduce(weight.grad)
-    return total.item(), gradients(plain)
-
-
-def work(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    total, model = loss_steps.run_step(
+        case, rank, plain=make_model(case.loss), micro_batch=micro_batch, loss_of=scaled_loss
     )
-    found = {str(case): run_step(case, rank) for case in TWO_RANKS}
-    torch.save(found, f"{folder}/rank-{rank}.pt")
-    dist.destroy_process_group()
+    return total, gradients(model)
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(work, (str(folder),), nprocs=2)
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+    return loss_steps.on_two_ranks(tmp_path_factory.mktemp("ranks"), run_step, TWO_RANKS)
 
 
 def assert_equal(found, expected):

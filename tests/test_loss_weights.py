@@ -4,18 +4,14 @@ The reference runs each sample alone in float64 and averages by the definition.
 """
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import multiprocessing
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 import omniload
 from omniload.errors import ConfigError
@@ -24,6 +20,7 @@ from omniload.packing import pack
 from omniload.padding import Padding
 from omniload.types import IGNORE_INDEX, Budget
 from omniload.world import World
+from tests import loss_steps
 from tests.loader_data import write_data
 from tests.packing_samples import make_filler
 from tests.test_loss_equality import (
@@ -121,36 +118,10 @@ def weighted_loss(model, batch, case):
 
 
 def run_step(case, rank):
-    """One optimizer step on this rank, as the engine that the case describes runs it."""
-    plain = make_model("sum")
-    parallel = case.world > 1 and case.ranks == "mean"
-    model = DistributedDataParallel(plain) if parallel else plain
-    total = torch.zeros((), dtype=torch.float64)
-    for micro_step in range(case.accumulation):
-        batch = micro_batch(case, rank, micro_step)
-        with nullcontext() if batch.is_last_micro_step or not parallel else model.no_sync():
-            loss = weighted_loss(model, batch, case)
-            loss = loss / (case.accumulation if case.divides else 1)
-            loss.backward()
-        total += loss.detach()
-    if case.world > 1:
-        dist.all_reduce(total)
-        if case.ranks == "mean":
-            total /= case.world
-        else:
-            for weight in plain.parameters():
-                dist.all_reduce(weight.grad)
-    return total.item(), gradients(plain)
-
-
-def work(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    total, model = loss_steps.run_step(
+        case, rank, plain=make_model("sum"), micro_batch=micro_batch, loss_of=weighted_loss
     )
-    found = {str(case): run_step(case, rank) for case in TWO_RANKS}
-    torch.save(found, f"{folder}/rank-{rank}.pt")
-    dist.destroy_process_group()
+    return total, gradients(model)
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +131,7 @@ def expected():
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(work, (str(folder),), nprocs=2)
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+    return loss_steps.on_two_ranks(tmp_path_factory.mktemp("ranks"), run_step, TWO_RANKS)
 
 
 def test_the_three_means_differ(expected):
