@@ -1,6 +1,7 @@
 """Analytic cost tables: against published figures, against torch, against real configurations."""
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -22,6 +23,7 @@ from omniload.pipeline.presets import (
     preset,
     projector_widths,
 )
+from omniload.pipeline.profile import kept_storages
 from omniload.pipeline.table import Shapes
 
 COUNTING = Machine(
@@ -150,14 +152,14 @@ def test_patches_as_tiles_cost_what_their_image_costs():
 
 
 def test_kept_bytes_are_the_formulas_of_flash_attention_in_bf16():
-    table = cost_table(preset("internvl-6b-20b"))
+    table = cost_table(preset("eva-8b+internlm2-20b"))
     tile = table.kept(ONE_TILE)[0, 0]
-    assert tile == 1025 * (16 * 3200 + 4 * 12800)
+    assert tile == 1025 * (16 * 4096 + 4 * 20480)
     block = table.layers.index("language_block")
     token = table.kept(ONE_TOKEN)[block, 0]
     assert token == pytest.approx(12 * 6144 + 4 * 6144 / 6 + 6 * 16384)
     assert table.kept(ONE_TOKEN)[-1, 0] == pytest.approx(6 * 92553, rel=0.05)
-    assert table.kept(ONE_TILE, 1)[0, 0] == 2 * 1025 * 3200
+    assert table.kept(ONE_TILE, 1)[0, 0] == 2 * 1025 * 4096
     assert table.kept(ONE_TOKEN, 1)[block, 0] == 2 * 6144
     for name in ("attention", "mlp"):
         assert table.kept(ONE_TILE, 1)[0, 0] < table.kept(ONE_TILE, name)[0, 0] < tile
@@ -215,6 +217,59 @@ def test_kept_bytes_of_a_real_block_are_those_of_the_formula(trained):
     assert out.requires_grad
     # beyond it: statistics of norms and of attention, a few numbers a position
     assert float(formula) <= sum(kept.values()) <= float(formula) * 1.1
+
+
+def kept_by(layer, run):
+    """Bytes that a layer of transformers keeps in a forward pass."""
+    owned = {each.untyped_storage().data_ptr() for each in (*layer.parameters(), *layer.buffers())}
+    _, saved = kept_storages(run)
+    return sum(size for address, size in saved.items() if address not in owned)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("kind", ["siglip", "internvl", "internvl with norms", "qwen2"])
+def test_kept_bytes_are_those_of_real_layers_of_transformers(kind, trained):
+    transformers = pytest.importorskip("transformers")
+    width, mlp, tokens = 512, 1536, 256
+    sizes = {"hidden_size": width, "intermediate_size": mlp, "num_attention_heads": 8}
+    x = torch.randn(1, tokens, width, dtype=torch.bfloat16, requires_grad=True)
+    inputs = {}
+    if kind == "qwen2":
+        module = transformers.models.qwen2.modeling_qwen2
+        config = transformers.Qwen2Config(num_key_value_heads=2, **sizes)
+        inputs["position_embeddings"] = module.Qwen2RotaryEmbedding(config)(
+            x, torch.arange(tokens)[None]
+        )
+        inputs["attention_mask"] = None
+        make = functools.partial(module.Qwen2DecoderLayer, layer_idx=0)
+    elif kind == "siglip":
+        config = transformers.SiglipVisionConfig(**sizes)
+        inputs["attention_mask"] = None
+        make = transformers.models.siglip.modeling_siglip.SiglipEncoderLayer
+    else:
+        config = transformers.InternVLVisionConfig(use_qk_norm="norms" in kind, **sizes)
+        make = transformers.models.internvl.modeling_internvl.InternVLVisionLayer
+    config._attn_implementation = "sdpa"
+    layer = make(config).to(torch.bfloat16).requires_grad_(trained)
+    real = kept_by(layer, lambda: layer(x, **inputs))
+
+    scale, norm = "internvl" in kind, "norms" in kind
+    model = ModelDescription(
+        name=kind, projector=(width, width),
+        encoder=Encoder(
+            sizes=VisionModel(layers=1, width=width, patches=tokens, mlp_ratio=mlp / width,
+                              trained=trained),
+            tokens_per_tile=1, layer_scale=scale, qk_norm=norm,
+        ),
+        language=LanguageModel(layers=1, width=width, vocabulary=50, heads=8, kv_heads=2,
+                               mlp_ratio=mlp / width, trained=trained),
+    )  # fmt: skip
+    block = cost_table(model, fused=False).kind(3 if kind == "qwen2" else 0)
+    cost = block.kept_bytes if trained else block.kept_frozen_bytes
+    assert real == pytest.approx(float(cost.at(1, tokens)), rel=0.02)
+    if kind == "qwen2":
+        fused = cost_table(model).kind(3)
+        assert (fused.kept_bytes if trained else fused.kept_frozen_bytes).at(1, tokens) < real
 
 
 def test_tensor_parallelism_divides_work_parameters_and_bytes_but_not_what_is_sent():

@@ -41,6 +41,7 @@ def cost_table(
     data_parallel: int = 1,
     zero_stage: int = 1,
     param_bytes: ParamBytes | None = None,
+    fused: bool = True,
 ) -> CostTable:
     """Count what every layer of a model costs on one GPU.
 
@@ -48,9 +49,11 @@ def cost_table(
     tokens among those of the text), the blocks of the language model, and norm and head as one.
 
     Operations are those of `omniload.flops`, the same as `CostModel.from_model`. Kept bytes are
-    those of bf16 with flash attention and fused norms and activations: per position 16 h + 4 f of a
-    block of the encoder, 8 h + 4 q + 4 k + 6 f of one of the language model (h width, f width of
-    the MLP, q and k widths of queries and keys), 6 V of the head. Tensor parallelism with sequence
+    those of bf16 with flash attention and fused norms and gates: per position 16 h + 4 f of a block
+    of the encoder (4 h more with layer scale, 4 h more with normalised queries and keys), 8 h + 4 q
+    + 4 k + 6 f of one of the language model (h width, f width of the MLP, q and k widths of queries
+    and keys), 6 V of the head. Without fused kernels, a block of the language model keeps 8 h + 2 f
+    more: norms in fp32, and what the activation of the gate gives. Tensor parallelism with sequence
     parallelism divides time, parameters and kept bytes; its own communication is part of
     the efficiency. What is sent between stages is not divided.
 
@@ -61,6 +64,8 @@ def cost_table(
         data_parallel: copies of the pipeline, for ZeRO-1.
         zero_stage: 0 or 1.
         param_bytes: bytes of a parameter; None: bf16 with Adam.
+        fused: RMS norms and gates are fused kernels; False: they are written in plain torch, as in
+            transformers.
 
     Raises:
         ConfigError: a number that can't be.
@@ -72,10 +77,10 @@ def cost_table(
         for share in (used.vision_efficiency, used.language_efficiency)
     )
     kinds = (
-        _vision_block(model.encoder, vision),
+        _vision_block(model.encoder, vision, fused=fused),
         _projector(model, vision),
         _embedding(model, language),
-        _language_block(model, language),
+        _language_block(model, language, fused=fused),
         _head(model, language),
     )
     counts = (model.encoder.sizes.layers, 1, 1, model.language.layers, 1)
@@ -96,9 +101,14 @@ def cost_table(
     )
 
 
-def _vision_block(encoder: Encoder, unit: _Unit) -> LayerKind:
+def _vision_block(encoder: Encoder, unit: _Unit, *, fused: bool) -> LayerKind:
     sizes = encoder.sizes
     width, mlp, matrices = sizes.width, sizes.width * sizes.mlp_ratio, 3 if sizes.gated else 2
+
+    # outputs of both branches; inputs of the norms of queries and keys (plain torch: in fp32, and
+    # in bf16 what their weights scale)
+    scales = 2 * encoder.layer_scale
+    norms, frozen_norms = (encoder.qk_norm * each for each in ((2, 2) if fused else (6, 4)))
 
     def operations(*, trained: bool) -> float:
         """Of one tile in one block; attention is counted as if a tile had what is attended."""
@@ -123,8 +133,8 @@ def _vision_block(encoder: Encoder, unit: _Unit) -> LayerKind:
         recompute_s=unit.seconds(Linear(tile=forward)),
         # inputs of both norms and of the matrices behind them, q, k, v, output of attention; of
         # the MLP every matrix but the last gives its output, and the last one takes an input
-        kept_bytes=kept(8, matrices),
-        kept_frozen_bytes=kept(6, matrices - 1),
+        kept_bytes=kept(8 + scales + norms, matrices),
+        kept_frozen_bytes=kept(6 + frozen_norms, matrices - 1),
         kept_bytes_recompute=kept(1, 0),
         output_bytes=Linear(tile=_BF16 * sizes.patches * width),
         params=_share(width * (4 * width + matrices * mlp), unit),
@@ -133,12 +143,12 @@ def _vision_block(encoder: Encoder, unit: _Unit) -> LayerKind:
             Selective(
                 name="attention",
                 recompute_s=unit.seconds(Linear(tile=forward - mlp_forward)),
-                kept_bytes=kept(3, matrices),
+                kept_bytes=kept(3 + scales / 2, matrices),
             ),
             Selective(
                 name="mlp",
                 recompute_s=unit.seconds(Linear(tile=mlp_forward)),
-                kept_bytes=kept(7, 0),
+                kept_bytes=kept(7 + scales / 2 + norms, 0),
             ),
         ),
     )
@@ -184,7 +194,7 @@ def _embedding(model: ModelDescription, unit: _Unit) -> LayerKind:
     )
 
 
-def _language_block(model: ModelDescription, unit: _Unit) -> LayerKind:
+def _language_block(model: ModelDescription, unit: _Unit, *, fused: bool) -> LayerKind:
     language = model.language
     width, mlp = language.width, language.width * language.mlp_ratio
     head_dim = language.head_dim or width / language.heads
@@ -194,6 +204,9 @@ def _language_block(model: ModelDescription, unit: _Unit) -> LayerKind:
     forward, backward, frozen = (_block_operations(language, passes=each)
                                  for each in ("forward", "backward", "frozen"))  # fmt: skip
     mlp_forward = Linear(token=2.0 * gates)
+
+    # plain torch: each norm keeps its input in fp32 instead, and in bf16 what its weight scales
+    norm, gate = (1, 0) if fused else (3, 1)
 
     def kept(widths: float, qs: float, mlps: float) -> Linear:
         values = widths * width + qs * (queries + keys) + mlps * mlp
@@ -207,8 +220,8 @@ def _language_block(model: ModelDescription, unit: _Unit) -> LayerKind:
         backward_frozen_s=unit.seconds(frozen),
         recompute_s=unit.seconds(forward),
         # inputs of both norms and of the matrices behind them; q, k, v and the output of attention
-        kept_bytes=kept(4, 2, matrices),
-        kept_frozen_bytes=kept(2, 2, matrices - 1),
+        kept_bytes=kept(2 + 2 * norm, 2, matrices + gate),
+        kept_frozen_bytes=kept(2 * (norm - gate), 2, matrices - 1 + gate),
         kept_bytes_recompute=kept(1, 0, 0),
         output_bytes=Linear(token=_BF16 * width),
         params=_share(attention + gates, unit),
@@ -219,9 +232,11 @@ def _language_block(model: ModelDescription, unit: _Unit) -> LayerKind:
                 recompute_s=unit.seconds(
                     Linear(token=2.0 * attention, token_pair=forward.token_pair)
                 ),
-                kept_bytes=kept(3, 0, matrices),
+                kept_bytes=kept(2 + norm, 0, matrices + gate),
             ),
-            Selective(name="mlp", recompute_s=unit.seconds(mlp_forward), kept_bytes=kept(3, 2, 0)),
+            Selective(
+                name="mlp", recompute_s=unit.seconds(mlp_forward), kept_bytes=kept(2 + norm, 2, 0)
+            ),
         ),
     )
 

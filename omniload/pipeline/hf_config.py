@@ -237,16 +237,21 @@ def _llava(values: Mapping[str, Any], vision: _Section) -> Encoder:
 
 
 def _internvl(values: Mapping[str, Any], vision: _Section, where: str) -> Encoder:
+    kind = values["model_type"]
     chosen = values.get("select_layer", values.get("vision_feature_layer", -1))
     size = values.get("force_image_size") or vision.size("image_size")
     side = size // vision.size("patch_size")
     ratio = values.get("downsample_ratio", 0.5)
     if not isinstance(ratio, (int, float)) or not 0 < ratio <= 1:
         raise ConfigError(f"downsample_ratio of {where} must be in (0, 1], got {ratio!r}.")
+    name, default = ("use_qk_norm", False) if kind == "internvl" else ("qk_normalization", True)
+    normed = vision.values.get(name, default)
     return Encoder(
         sizes=_square(vision, side=side, layers=_used_layers(vision, chosen)),
         tokens_per_tile=(side * ratio) ** 2,
         joined=round(1 / ratio**2),
+        layer_scale=True,
+        qk_norm=bool(normed),
     )
 
 

@@ -24,12 +24,17 @@ class Encoder:
         joined: neighbouring patches whose features one token joins (InternVL, Qwen: 4).
         attended: positions that one attends to; None: those of its tile. For Qwen, where a tile is
             one patch, the mean patches of an image (or of a window).
+        layer_scale: both branches of a block are scaled by a vector, which keeps them for its
+            gradient (InternViT).
+        qk_norm: queries and keys are normalised (InternViT-6B).
     """
 
     sizes: VisionModel
     tokens_per_tile: float
     joined: int = 1
     attended: int | None = None
+    layer_scale: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_tile", "joined", "attended"):

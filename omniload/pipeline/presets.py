@@ -59,13 +59,27 @@ class LanguagePreset:
 
 
 def _square(
-    layers: int, width: int, mlp: int, *, side: int, special: int = 1, joined: int = 4
+    layers: int,
+    width: int,
+    mlp: int,
+    *,
+    side: int,
+    special: int = 1,
+    joined: int = 4,
+    layer_scale: bool = False,
+    qk_norm: bool = False,
 ) -> Encoder:
     """Make an encoder of square tiles of side * side patches; the class token is dropped behind."""
     sizes = VisionModel(
         layers=layers, width=width, patches=side * side + special, mlp_ratio=mlp / width
     )
-    return Encoder(sizes=sizes, tokens_per_tile=side * side / joined, joined=joined)
+    return Encoder(
+        sizes=sizes,
+        tokens_per_tile=side * side / joined,
+        joined=joined,
+        layer_scale=layer_scale,
+        qk_norm=qk_norm,
+    )
 
 
 def _qwen(mlp: int, *, gated: bool, attended: int) -> Encoder:
@@ -93,17 +107,18 @@ _EVA = "EVA-CLIP model configurations, at the 448 px tiles of the published pair
 #: Encoders by name. One tile of all but Qwen's is a square image; one of Qwen's is a patch.
 ENCODERS: dict[str, EncoderPreset] = {
     "internvit-300m": EncoderPreset(
-        encoder=_square(24, 1024, 4096, side=32),
+        encoder=_square(24, 1024, 4096, side=32, layer_scale=True),
         projector="internvl", billions=0.304, source=_INTERNVL,
     ),
     # 48 layers, of which the last three are dropped
     "internvit-6b": EncoderPreset(
-        encoder=_square(45, 3200, 12800, side=32),
+        encoder=_square(45, 3200, 12800, side=32, layer_scale=True, qk_norm=True),
         projector="internvl", billions=5.54, source=_INTERNVL,
     ),
     "siglip-so400m": EncoderPreset(
         encoder=_square(27, 1152, 4304, side=27, special=0, joined=1),
-        projector="llava", billions=0.428, source="google/siglip-so400m-patch14-384",
+        projector="llava", billions=0.428,
+        source="google/siglip-so400m-patch14-384; the stated size has its pooling head in it",
     ),
     # LLaVA runs 23 of these: it takes what the layer before the last gives
     "clip-l-336": EncoderPreset(
