@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from omniload._checks import check_count, check_device, check_flag, check_optional_count
+from omniload._checks import check_device, check_flag, check_optional_count
 from omniload._mask_checks import (
     check_blocks,
     check_intervals,
@@ -50,9 +50,7 @@ def segment_ids(
 
     Args:
         cu_seqlens: int32 (n + 1,), where the documents begin; the last is the number of tokens.
-        num_tokens: the last offset, if it is known: on a device it need not be waited for then.
-            Inside of torch.compile(fullgraph=True) it must be given, since the size of the result
-            follows from it.
+        num_tokens: see `intervals`.
         num_documents: documents after the first so many are padding, at most all. None: none is.
 
     Returns:
@@ -63,13 +61,8 @@ def segment_ids(
     """
     num_tokens = check_offsets(cu_seqlens, num_tokens)
     most = cu_seqlens.shape[0] - 1
-    if num_documents is None:
-        num_documents = most
-    else:
-        num_documents = check_count(
-            "num_documents", num_documents, most=most, of="documents of the row", or_none=True
-        )
-    return ops.token_ids(cu_seqlens, num_tokens, num_documents)[0]
+    given = check_optional_count("num_documents", num_documents, most=most, of="documents")
+    return ops.token_ids(cu_seqlens, num_tokens, most if given is None else given)[0]
 
 
 def position_ids(cu_seqlens: torch.Tensor, *, num_tokens: int | None = None) -> torch.Tensor:
@@ -77,7 +70,7 @@ def position_ids(cu_seqlens: torch.Tensor, *, num_tokens: int | None = None) -> 
 
     Args:
         cu_seqlens: int32 (n + 1,).
-        num_tokens: see `segment_ids`.
+        num_tokens: see `intervals`.
 
     Returns:
         int64 (num_tokens,).
