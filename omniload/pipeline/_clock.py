@@ -1,7 +1,7 @@
-"""Compiled loops of the simulator: clocks of the devices, in whole nanoseconds.
+"""Compiled loops over programs with blocking transfers, in whole nanoseconds.
 
-What a device does next depends on its own clock and on that of the neighbour it waits for, so the
-devices can be taken in any order; each is run on until it has to wait.
+What a stage does next depends on its own clock and on that of the neighbour it waits for, so the
+stages can be taken in any order; each is run on until it has to wait.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import numpy.typing as npt
 
 from omniload._jit import jit
 
-__all__ = ["run_blocking", "run_free", "run_steps", "search_swaps"]
+__all__ = ["run_blocking", "run_steps", "search_orders"]
 
 Int64Array = npt.NDArray[np.int64]
 
 # the numbers of `schedules.Kind`, as the compiled code needs them
-_FORWARD, _BACKWARD, _WEIGHT = 0, 1, 2
-_SEND_ACTIVATION, _RECEIVE_ACTIVATION, _SEND_GRADIENT, _RECEIVE_GRADIENT = 3, 4, 5, 6
+_FORWARD, _BACKWARD = 0, 1
+_SEND_ACTIVATION, _RECEIVE_ACTIVATION, _RECEIVE_GRADIENT = 3, 4, 6
+_SWAP, _INSERT = 0, 1  # ways to change an order
 
 
 @jit
@@ -98,133 +99,6 @@ def run_blocking(
 
 
 @jit
-def run_free(
-    kinds: Int64Array,
-    micro_batches: Int64Array,
-    stages: Int64Array,
-    order: Int64Array,
-    forward: Int64Array,
-    backward: Int64Array,
-    weight: Int64Array,
-    transfer: Int64Array,
-    gradient_transfer: Int64Array,
-    starts: Int64Array,
-    ends: Int64Array,
-) -> int:
-    """Run a program whose transfers go on beside the work; only the receiver waits for them.
-
-    Args:
-        kinds: int64 (num_devices, most), `schedules.Kind`; -1 after the last instruction.
-        micro_batches: int64 (num_devices, most), places in the step.
-        stages: int64 (num_devices, most), stage s is on device s modulo their number.
-        order: int64 (num_micro_batches,), the micro-batch at each place.
-        forward: int64 (num_stages, num_micro_batches), nanoseconds.
-        backward: int64 (num_stages, num_micro_batches), nanoseconds, without `weight`.
-        weight: int64 (num_stages, num_micro_batches), nanoseconds of gradients of weights.
-        transfer: int64 (num_stages - 1, num_micro_batches), of activations, nanoseconds.
-        gradient_transfer: the same of gradients.
-        starts: int64 like `kinds`, written: when each instruction starts; or empty.
-        ends: int64 like `kinds`, written: when it is done; or empty.
-
-    Returns:
-        When the last device is done; -1: devices wait for each other for ever.
-    """
-    num_devices, most = kinds.shape
-    num_stages = len(forward)
-    record = starts.size > 0
-    clock = np.zeros(num_devices, np.int64)
-    place = np.zeros(num_devices, np.int64)
-    has_input = np.full(forward.shape, -1, np.int64)  # when it is there
-    has_gradient = np.full(forward.shape, -1, np.int64)
-    has_input[0] = 0
-    moved = True
-    while moved:
-        moved = False
-        for device in range(num_devices):
-            while place[device] < most:
-                at = place[device]
-                kind = kinds[device, at]
-                if kind < 0:
-                    break
-                stage = stages[device, at]
-                which = order[micro_batches[device, at]]
-                start = clock[device]
-                if kind == _FORWARD:
-                    if has_input[stage, which] < 0:
-                        break
-                    start = max(start, has_input[stage, which])
-                    end = start + forward[stage, which]
-                    if stage + 1 < num_stages:
-                        sent = transfer[stage, which] if num_devices > 1 else 0
-                        has_input[stage + 1, which] = end + sent
-                    else:
-                        has_gradient[stage, which] = end
-                elif kind == _BACKWARD:
-                    if has_gradient[stage, which] < 0:
-                        break
-                    start = max(start, has_gradient[stage, which])
-                    end = start + backward[stage, which]
-                    if stage > 0:
-                        sent = gradient_transfer[stage - 1, which] if num_devices > 1 else 0
-                        has_gradient[stage - 1, which] = end + sent
-                else:
-                    end = start + weight[stage, which]
-                clock[device] = end
-                if record:
-                    starts[device, at] = start
-                    ends[device, at] = end
-                place[device] += 1
-                moved = True
-    for device in range(num_devices):
-        if place[device] < most and kinds[device, place[device]] >= 0:
-            return -1
-    return int(clock.max())
-
-
-@jit
-def search_swaps(
-    kinds: Int64Array,
-    micro_batches: Int64Array,
-    order: Int64Array,
-    forward: Int64Array,
-    backward: Int64Array,
-    transfer: Int64Array,
-    gradient_transfer: Int64Array,
-    swaps: Int64Array,
-) -> int:
-    """Try swaps of two micro-batches of a program with blocking transfers, keep those that help.
-
-    Args:
-        kinds: as for `run_blocking`, as the other arguments not named here.
-        micro_batches: as there.
-        order: int64 (num_micro_batches,), written: the best order found.
-        forward: as there.
-        backward: as there.
-        transfer: as there.
-        gradient_transfer: as there.
-        swaps: int64 (n, 2), the places to swap, in turn.
-
-    Returns:
-        When the last stage is done with that order.
-    """
-    none = np.empty((0, 0), np.int64)
-    best = run_blocking(
-        kinds, micro_batches, order, forward, backward, transfer, gradient_transfer, none, none
-    )
-    for number in range(len(swaps)):
-        one, two = swaps[number, 0], swaps[number, 1]
-        order[one], order[two] = order[two], order[one]
-        found = run_blocking(
-            kinds, micro_batches, order, forward, backward, transfer, gradient_transfer, none, none
-        )
-        if found < best:
-            best = found
-        else:
-            order[one], order[two] = order[two], order[one]
-    return best
-
-
-@jit
 def run_steps(
     kinds: Int64Array,
     micro_batches: Int64Array,
@@ -262,3 +136,105 @@ def run_steps(
             none,
         )
     return done
+
+
+@jit
+def search_orders(
+    kinds: Int64Array,
+    micro_batches: Int64Array,
+    orders: Int64Array,
+    places: Int64Array,
+    counts: Int64Array,
+    forward: Int64Array,
+    backward: Int64Array,
+    transfer: Int64Array,
+    gradient_transfer: Int64Array,
+    draws: Int64Array,
+    alone: int,
+    together: int,
+) -> Int64Array:
+    """Change the orders of pipelines that meet at the end of a step, and keep what helps.
+
+    First each pipeline by itself: two micro-batches change places, or one is put elsewhere. Then
+    the slowest one, time and again: within itself, or with a micro-batch of another pipeline.
+
+    Args:
+        kinds: as for `run_blocking`, as `micro_batches`.
+        micro_batches: as there.
+        orders: int64 (num_pipelines, places in the step), written: the micro-batch at each place.
+        places: int64, the same shape: of each pipeline the places that may change.
+        counts: int64 (num_pipelines,), how many these are.
+        forward: int64 (num_stages, num_micro_batches), of all pipelines together.
+        backward: the same.
+        transfer: int64 (num_stages - 1, num_micro_batches).
+        gradient_transfer: the same.
+        draws: int64 (n, 3), random numbers of at least 0.
+        alone: trials of each pipeline by itself.
+        together: trials on the slowest pipeline.
+
+    Returns:
+        int64 (num_pipelines,), when the last stage of each is done.
+    """
+    none = np.empty((0, 0), np.int64)
+    num_pipelines = len(orders)
+    program = (kinds, micro_batches)
+    times = (forward, backward, transfer, gradient_transfer)
+    done = np.zeros(num_pipelines, np.int64)
+    before = orders[0].copy()
+    for which in range(num_pipelines):
+        order = orders[which]
+        done[which] = run_blocking(*program, order, *times, none, none)
+        for number in range(alone if counts[which] > 1 else 0):
+            before[:] = order
+            way = _SWAP if number % 2 == 0 else _INSERT
+            _move(order, places[which], counts[which], draws[number % len(draws)], way)
+            found = run_blocking(*program, order, *times, none, none)
+            if found < done[which]:
+                done[which] = found
+            else:
+                order[:] = before
+    for number in range(together if num_pipelines > 1 else 0):
+        which = int(np.argmax(done))
+        order = orders[which]
+        draw = draws[(alone + number) % len(draws)]
+        if counts[which] == 0:
+            break
+        if number % 4 < 2:
+            before[:] = order
+            _move(order, places[which], counts[which], draw, number % 2)
+            found = run_blocking(*program, order, *times, none, none)
+            if found < done[which]:
+                done[which] = found
+            else:
+                order[:] = before
+            continue
+        other = (which + 1 + draw[2] % (num_pipelines - 1)) % num_pipelines
+        if counts[other] == 0:
+            continue
+        one = places[which, draw[0] % counts[which]]
+        two = places[other, draw[1] % counts[other]]
+        order[one], orders[other, two] = orders[other, two], order[one]
+        found = run_blocking(*program, order, *times, none, none)
+        others = done[which]
+        if found < done[which]:
+            others = run_blocking(*program, orders[other], *times, none, none)
+        if found < done[which] and others < done[which]:
+            done[which], done[other] = found, others
+        else:
+            order[one], orders[other, two] = orders[other, two], order[one]
+    return done
+
+
+@jit
+def _move(order: Int64Array, places: Int64Array, count: int, draw: Int64Array, way: int) -> None:
+    """Swap two of the places that may change, or take one out and insert it elsewhere."""
+    one, two = draw[0] % count, draw[1] % count
+    if way == _SWAP:
+        first, second = places[one], places[two]
+        order[first], order[second] = order[second], order[first]
+        return
+    moved = order[places[one]]
+    step = 1 if two > one else -1
+    for at in range(one, two, step):
+        order[places[at]] = order[places[at + step]]
+    order[places[two]] = moved

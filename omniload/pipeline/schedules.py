@@ -8,6 +8,7 @@ the order of the two is what pairs them up with those of the neighbour.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -216,6 +217,11 @@ def make_program(
             "chunks must be at least 1, and more than 1 needs schedule='interleaved': got "
             f"{chunks} with {schedule!r}."
         )
+    return _program(schedule, int(num_devices), int(num_micro_batches), chunks)
+
+
+@functools.lru_cache(maxsize=32)  # as dear as simulating it some hundred times
+def _program(schedule: str, num_devices: int, num_micro_batches: int, chunks: int) -> Program:
     lists: list[list[Instruction]] = []
     for device in range(num_devices):
         if schedule == "deepspeed":
@@ -284,6 +290,7 @@ def _as_arrays(schedule: str, lists: list[list[Instruction]], num_stages: int) -
     for device, ops in enumerate(lists):
         for place, op in enumerate(ops):
             columns[:, device, place] = op.kind, op.micro_batch, op.stage
+    columns.flags.writeable = False
     kinds, micro_batches, stages = columns
     return Program(
         schedule=schedule,

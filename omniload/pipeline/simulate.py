@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError
-from omniload.pipeline._clock import run_blocking, run_free
+from omniload.pipeline._clock import run_blocking
+from omniload.pipeline._clock_free import run_free
 from omniload.pipeline.schedules import Kind, Program, make_program
 from omniload.pipeline.times import StageTimes, nanoseconds
 
