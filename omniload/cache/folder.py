@@ -19,7 +19,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omniload.cache.config import Cache
@@ -47,6 +47,9 @@ class Entry:
         num_bytes: its size.
         xxh3_128: its checksum, 32 hexadecimal digits.
 
+    Attributes:
+        name: the same for the same content, wherever it comes from.
+
     Raises:
         ShardError: a checksum that is none; it becomes part of a file name.
     """
@@ -54,6 +57,7 @@ class Entry:
     url: str
     num_bytes: int
     xxh3_128: str
+    name: str = field(init=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[0-9a-f]{32}", self.xxh3_128) or not 0 < self.num_bytes < 2**63:
@@ -61,11 +65,7 @@ class Entry:
                 f"the manifest must give size and xxh3_128 of each file, got {self.num_bytes} "
                 f"bytes and {self.xxh3_128[:40]!r}. Preprocess again."
             )
-
-    @property
-    def name(self) -> str:
-        """The same for the same content, wherever it comes from."""
-        return f"{self.xxh3_128}-{self.num_bytes}"
+        object.__setattr__(self, "name", f"{self.xxh3_128}-{self.num_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def _columns(data: mmap.mmap, num_rows: int) -> list[npt.NDArray[np.int32]]:
         raise ValueError(f"it must have {num_rows} rows, got {layout.num_rows}")
     columns = []
     for start, size in zip(layout.buffers[2::4], layout.buffers[3::4], strict=True):
-        if size < 4 * num_rows:
+        if size < 4 * num_rows or layout.base + start + size > layout.end:
             raise ValueError(f"a column must have {num_rows} values, got {size // 4}")
         columns.append(np.frombuffer(data, np.int32, num_rows, layout.base + start))
     return columns

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap
 import struct
-from operator import add
 from typing import NamedTuple
 
 __all__ = ["OUTSIDE", "BatchLayout", "batch_blocks", "batch_layout"]
@@ -35,12 +34,14 @@ class BatchLayout(NamedTuple):
     Args:
         num_rows: its rows.
         base: byte in the file where its body starts.
+        end: byte in the file where it ends.
         buffers: (2 * number of buffers,): byte in the body where each buffer starts, and its size,
-            in the order of the schema.
+            in the order of the schema; each at most the size of the body, none below 0.
     """
 
     num_rows: int
     base: int
+    end: int
     buffers: tuple[int, ...]
 
 
@@ -99,10 +100,11 @@ def batch_layout(data: mmap.mmap, block: tuple[int, int, int], num_buffers: int)
     (count,) = _uint32(data, vector)
     if count != num_buffers:
         raise ValueError(f"it must have {num_buffers} buffers, got {count}")
-    buffers = struct.unpack_from(f"<{2 * num_buffers}q", data, vector + 4)
-    if min(buffers) < 0 or max(map(add, buffers[::2], buffers[1::2])) > body_size:
+    buffers = struct.unpack_from(f"<{2 * num_buffers}Q", data, vector + 4)
+    if max(buffers) > body_size:
         raise ValueError("one of its buffers lies outside")
-    return BatchLayout(_int64(data, rows)[0], start + metadata, buffers)
+    base = start + metadata
+    return BatchLayout(_int64(data, rows)[0], base, base + body_size, buffers)
 
 
 def _follow(data: mmap.mmap, at: int) -> int:

@@ -22,8 +22,8 @@ __all__ = ["OpenedShard", "damaged", "map_file", "open_arrow"]
 
 Int32Array = npt.NDArray[np.int32]
 
-#: a layout takes 4 kB, and is read again in 8 us
-_MAX_LAYOUTS = 16
+#: where a batch lies takes 4 kB, and is read again in 6 us
+_MAX_BATCHES = 16
 
 # number of each column's first buffer; every column starts with a bitmap of what is null
 _KEY, _SOURCE = 0, 3
@@ -90,9 +90,7 @@ class OpenedShard:
         self, path: Path | str, info: ShardInfo, data: mmap.mmap, *, copies: bool = False
     ) -> None:
         self._path = path
-        self._copies = copies
         self._info = info
-        self._data = data
         schema = open_arrow(path, data).schema
         # compared as a whole: names in a damaged one need not be text
         self._has_messages = schema == shard_schema(with_messages=True)
@@ -109,11 +107,17 @@ class OpenedShard:
         batches = -(-info.num_rows // max(self._rows_per_batch, 1))
         if self._rows_per_batch < 1 or batches != len(self._blocks):
             raise damaged(path, f"it must have {batches} batches, got {len(self._blocks)}")
-        self._ints = np.frombuffer(data, np.int32, len(data) // 4)
         self._images = _MESSAGES + (_NUM_MESSAGE_BUFFERS if self._has_messages else 0)
         # of this shard alone, and without a reference to it, so that its map goes when it goes
-        self._layout = lru_cache(_MAX_LAYOUTS)(
-            _Layouts(data, self._blocks, self._rows_per_batch, info.num_rows, self._has_messages)
+        self._batch = lru_cache(_MAX_BATCHES)(
+            _Batches(
+                data,
+                self._blocks,
+                rows_per_batch=self._rows_per_batch,
+                num_rows=info.num_rows,
+                num_buffers=self._images + _NUM_IMAGE_BUFFERS,
+                copies=copies,
+            )
         )
 
     def record(self, local: int, *, row: int) -> Record:
@@ -128,66 +132,65 @@ class OpenedShard:
         """
         number, place = divmod(local, self._rows_per_batch)
         try:
-            layout = self._layout(number)
+            batch = self._batch(number)
         except OUTSIDE as error:
             raise damaged(self._path, f"batch {number}: {error}") from None
         try:
-            return self._cut(layout, place, row)
+            return Record(
+                row=row,
+                key=batch.text(_KEY, place),
+                source=batch.text(_SOURCE, place),
+                shard=self._info.name,
+                images=batch.images(self._images, place),
+                image_sizes=batch.ints(_IMAGE_SIZES, place).reshape(-1, 2),
+                image_num_tiles=batch.ints(_IMAGE_NUM_TILES, place),
+                image_spans=batch.ints(_IMAGE_SPANS, place).reshape(-1, 2),
+                input_ids=batch.ints(_INPUT_IDS, place),
+                labels=batch.ints(_LABELS, place),
+                messages=batch.messages(place) if self._has_messages else None,
+            )
         except OUTSIDE as error:
             raise damaged(self._path, f"row {row}: {error}") from None
 
-    def _cut(self, layout: BatchLayout, place: int, row: int) -> Record:
-        rows = _Rows(self._data, self._ints, layout, copies=self._copies)
-        return Record(
-            row=row,
-            key=rows.text(_KEY, place),
-            source=rows.text(_SOURCE, place),
-            shard=self._info.name,
-            images=rows.images(self._images, place),
-            image_sizes=rows.ints(_IMAGE_SIZES, place).reshape(-1, 2),
-            image_num_tiles=rows.ints(_IMAGE_NUM_TILES, place),
-            image_spans=rows.ints(_IMAGE_SPANS, place).reshape(-1, 2),
-            input_ids=rows.ints(_INPUT_IDS, place),
-            labels=rows.ints(_LABELS, place),
-            messages=rows.messages(place) if self._has_messages else None,
-        )
 
-
-class _Layouts:
-    """Reads the layout of a batch, by its number."""
+class _Batches:
+    """Reads where a batch lies, by its number."""
 
     def __init__(
         self,
         data: mmap.mmap,
         blocks: list[tuple[int, int, int]],
+        *,
         rows_per_batch: int,
         num_rows: int,
-        has_messages: bool,
+        num_buffers: int,
+        copies: bool,
     ) -> None:
         self._data = data
+        self._ints = np.frombuffer(data, np.int32, len(data) // 4)
         self._blocks = blocks
         self._rows_per_batch = rows_per_batch
         self._num_rows = num_rows
-        messages = _NUM_MESSAGE_BUFFERS if has_messages else 0
-        self._num_buffers = _MESSAGES + messages + _NUM_IMAGE_BUFFERS
+        self._num_buffers = num_buffers
+        self._copies = copies
 
-    def __call__(self, number: int) -> BatchLayout:
+    def __call__(self, number: int) -> _Rows:
         layout = batch_layout(self._data, self._blocks[number], self._num_buffers)
         expected = min(self._rows_per_batch, self._num_rows - number * self._rows_per_batch)
         if layout.num_rows != expected:
             raise ValueError(f"it must have {expected} rows, got {layout.num_rows}")
-        return layout
+        return _Rows(self._data, self._ints, layout, copies=self._copies)
 
 
 class _Rows:
-    """The columns of a record batch, cut at a row.
+    """The columns of a record batch, cut at a row of it.
 
     A column of lists or texts has a buffer that says what is null (nothing is), then int32 offsets,
     then what lies inside; where each is comes from `layout`. All accesses go through the map, which
     checks them too: no damage leads outside the file.
     """
 
-    __slots__ = ("_base", "_buffers", "_copies", "_data", "_ints")
+    __slots__ = ("_base", "_buffers", "_copies", "_data", "_end", "_ints")
 
     def __init__(
         self, data: mmap.mmap, ints: Int32Array, layout: BatchLayout, *, copies: bool
@@ -195,7 +198,7 @@ class _Rows:
         self._copies = copies
         self._data = data
         self._ints = ints
-        _, self._base, self._buffers = layout
+        _, self._base, self._end, self._buffers = layout
 
     def text(self, column: int, place: int) -> str:
         first, last = self._bounds(column + 1, place, column + 2, 1)
@@ -222,23 +225,46 @@ class _Rows:
             start, stop = _long_pair(self._data, at)
             if not 0 <= start <= stop <= size:
                 raise ValueError(f"offsets {start} to {stop} point outside their buffer")
+            if base + stop > self._end:
+                raise ValueError("a buffer lies outside")
             found.append(self._data[base + start : base + stop])
         return tuple(found)
 
     def messages(self, place: int) -> tuple[Message, ...]:
         # buffers: list (2), struct (1), role (3), content (3), weight: bits of what is known (1),
         # 8-bit values (1)
-        role, content, weight = _MESSAGES + 3, _MESSAGES + 6, _MESSAGES + 10
+        weight = _MESSAGES + 10
         first, last = self._bounds(_MESSAGES + 1, place, weight, 1)
-        weights, _ = self._buffer(weight)
+        weights = self._data[first:last]
+        first -= self._buffer(weight)[0]
+        roles = self._texts(_MESSAGES + 3, first, len(weights))
+        contents = self._texts(_MESSAGES + 6, first, len(weights))
         return tuple(
             Message(
-                role=self.text(role, at),
-                content=self.text(content, at),
-                weight=self._data[weights + at] if self._is_known(at) else None,
+                role=roles[i],
+                content=contents[i],
+                weight=weights[i] if self._is_known(first + i) else None,
             )
-            for at in range(first - weights, last - weights)
+            for i in range(len(weights))
         )
+
+    def _texts(self, column: int, first: int, count: int) -> list[str]:
+        """Cut texts that follow each other."""
+        data = self._data
+        offsets, size = self._buffer(column + 1)
+        if 4 * (first + count + 1) > size:
+            if not count:  # a column without any text has no offsets
+                return []
+            raise ValueError("an offset lies outside its buffer")
+        ends = struct.unpack_from(f"<{count + 1}i", data, offsets + 4 * first)
+        base, size = self._buffer(column + 2)
+        found, start = [], ends[0]
+        for end in ends[1:]:
+            if not 0 <= start <= end <= size or base + end > self._end:
+                raise ValueError(f"offsets {start} to {end} point outside their buffer")
+            found.append(data[base + start : base + end].decode())
+            start = end
+        return found
 
     def _is_known(self, at: int) -> bool:
         bits, size = self._buffer(_MESSAGES + 9)
@@ -261,4 +287,7 @@ class _Rows:
         if not 0 <= first <= last or width * last > buffers[2 * child + 1]:
             raise ValueError(f"offsets {first} to {last} point outside their buffer")
         start = base + buffers[2 * child]
-        return start + width * first, start + width * last
+        end = start + width * last
+        if end > self._end:
+            raise ValueError("a buffer lies outside")
+        return start + width * first, end
