@@ -52,6 +52,7 @@ _MODULES = (
     "errors",
     "grouping",
     "images",
+    "interop",
     "kernels",
     "masks",
     "metrics",

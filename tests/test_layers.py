@@ -21,6 +21,7 @@ ALLOWED = {
     "transforms": {"images", "mrope", "_native"},
     "conversations": {"images", "transforms"},
     "tars": {"conversations", "images", "shards", "transforms"},
+    "interop": {"batch", "conversations", "images", "padding", "stream", "tars", "transforms"},
     "stream": {"batch", "grouping", "loss", "packing", "padding", "transforms"},
     "mrope": {"_native"},
     "kernels": set(),
