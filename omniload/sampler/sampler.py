@@ -17,7 +17,7 @@ from omniload.index import LengthIndex
 from omniload.plan import Balance, StepPlan, make_plan
 from omniload.plan.order import check_integer
 from omniload.sampler.state import read_state, write_state
-from omniload.sampler.tail import TAILS, filler_row, has_batch, is_full
+from omniload.sampler.tail import TAILS, any_batch, filler_row, has_batch, is_full
 from omniload.types import Budget
 from omniload.world import World
 
@@ -199,7 +199,7 @@ class PlanBatchSampler(Sampler[list[int]]):
         return self._plan.num_loss_tokens(check_integer("step", step) - self._first_step)
 
     def state_dict(self, num_batches: int | None = None) -> dict[str, Any]:
-        """Return where this epoch is: plain JSON, the same on all ranks (but with tail="empty").
+        """Return where this epoch is: plain JSON, the same on all ranks.
 
         Args:
             num_batches: batches of this epoch that were trained on, those before `start` included.
@@ -216,7 +216,7 @@ class PlanBatchSampler(Sampler[list[int]]):
             raise ConfigError(f"num_batches must be at least {self._start}, got {done}.")
         epoch, first_step, plan = self._epoch, self._first_step, self._plan
         step, micro_step = divmod(done - first_step * plan.accumulation, plan.accumulation)
-        if done > self._start and not self._has_batch(plan, step, micro_step):
+        if done > self._start and not any_batch(plan, step, micro_step, tail=self.tail):
             epoch, first_step, step, micro_step = epoch + 1, 0, 0, 0
             plan = self._make_plan(epoch, None)
         return write_state(plan, epoch=epoch, first_step=first_step, at=(step, micro_step))

@@ -7,7 +7,7 @@ import numpy as np
 from omniload.index import LengthIndex
 from omniload.plan import StepPlan
 
-__all__ = ["TAILS", "filler_row", "has_batch", "is_full"]
+__all__ = ["TAILS", "any_batch", "filler_row", "has_batch", "is_full"]
 
 #: what a batch sampler may do with the slots of the last step that have no rows
 TAILS = ("repeat", "drop", "empty")
@@ -27,6 +27,16 @@ def has_batch(plan: StepPlan, step: int, micro_step: int, *, dp_rank: int, tail:
     if tail == "empty":
         return len(plan.micro_batch(step, micro_step, dp_rank)) > 0
     return True
+
+
+def any_batch(plan: StepPlan, step: int, micro_step: int, *, tail: str) -> bool:
+    """Say if a rank gets a batch in a micro-step or a later one; False after the end."""
+    if tail != "empty":
+        return has_batch(plan, step, micro_step, dp_rank=0, tail=tail)
+    if not plan.has_step(step):
+        return False
+    rest = plan.step_groups(step).offsets[micro_step * plan.dp_world_size :]
+    return plan.has_step(step + 1) or bool(rest[-1] > rest[0])
 
 
 def filler_row(plan: StepPlan, index: LengthIndex, step: int, micro_step: int) -> int:
