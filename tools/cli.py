@@ -15,6 +15,7 @@ from omniload.tools import (
     bench_images,
     bench_masks,
     bench_pack,
+    bench_read,
     bench_tiles,
     doctor,
     index_cmd,
@@ -47,6 +48,7 @@ bench.command("grouping")(bench_grouping.grouping)
 bench.command("images")(bench_images.images)
 bench.command("masks")(bench_masks.masks)
 bench.command("pack")(bench_pack.pack)
+bench.command("read")(bench_read.read)
 bench.command("tiles")(bench_tiles.tiles)
 app.add_typer(bench, name="bench")
 
