@@ -5,33 +5,27 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator, Mapping
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from omniload.batch import PackedBatch
 from omniload.costs import CostModel
-from omniload.errors import ConfigError
 from omniload.grouping import DEFAULT_GROUPING
-from omniload.index import LengthIndex
 from omniload.loader.bad_samples import BadSampleOptions, BadSamples
-from omniload.loader.checks import choose_transform, compare_over_ranks, gather_over_ranks
+from omniload.loader.checks import choose_transform, compare_over_ranks
 from omniload.loader.course import Course
 from omniload.loader.exclude import Exclude, excluded_rows
 from omniload.loader.iterator import BatchIterator
-from omniload.loader.ledger import Ledger
 from omniload.loader.options import WorkerOptions, check_count
 from omniload.loader.settings import LoaderSettings
 from omniload.loader.sources import open_source
 from omniload.loader.transform import check_filler, check_picklable
+from omniload.loader.view import LoaderView
 from omniload.loader.worker import PackDataset
 from omniload.loader.workers import Workers
 from omniload.padding import Padding
-from omniload.plan import StepPlan
 from omniload.rng import derive
-from omniload.shards import Manifest
 from omniload.source import RowSource
 from omniload.transforms import Transform
 from omniload.types import Budget
@@ -40,7 +34,7 @@ from omniload.world import World
 __all__ = ["DataLoader"]
 
 
-class DataLoader:
+class DataLoader(LoaderView):
     """Packed, balanced batches of image-text samples for one data-parallel rank.
 
     Every rank computes the same plan by itself. All ranks get the same number of micro-batches, and
@@ -171,8 +165,9 @@ class DataLoader:
         )
         self._source = open_source(source)
         self._transform = choose_transform(self._source, transform)
+        check = partial(check_filler, budget=budget, padding=self._settings.padding)
         if uniform_modality and self._source.index.num_tiles.any():
-            self._check_filler(with_image=True)  # it becomes the dummy document
+            check(self._transform, self._source, with_image=True)  # it becomes the dummy document
             self._settings = self._settings.with_dummy(self._transform.filler(with_image=True))
         self._course = Course(
             self._source,
@@ -181,7 +176,7 @@ class DataLoader:
             exclude=excluded_rows(exclude, self._source),
         )
         if tail == "filler":
-            self._check_filler(with_image=self._course.has_images)
+            check(self._transform, self._source, with_image=self._course.has_images)
         if num_workers:
             check_picklable(self._transform, multiprocessing_context)
         self._bad = BadSamples(bad, world=self.world, data=self._source.fingerprint)
@@ -192,59 +187,6 @@ class DataLoader:
             self._source, self._transform, settings=self._settings, skip_bad_samples=bad.skips
         )
         self._workers = Workers(dataset, options)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that is running, or that `iter()` would start."""
-        return self._course.place.epoch
-
-    @property
-    def plan(self) -> StepPlan:
-        """The plan of this epoch, or of its rest where a state was loaded."""
-        return self._course.plan
-
-    @property
-    def dropped(self) -> npt.NDArray[np.int64]:
-        """int64 (n,), rows that are left out: over budget with oversize="drop", or excluded."""
-        return self._course.plan.dropped
-
-    @property
-    def source(self) -> RowSource:
-        """The rows of this epoch."""
-        return self._course.source
-
-    @property
-    def index(self) -> LengthIndex:
-        """Lengths of all rows of this epoch."""
-        return self._course.source.index
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the shards hold and how they were made.
-
-        Raises:
-            ConfigError: the data is no folder of shards; see `source`.
-        """
-        manifest = getattr(self._source, "manifest", None)
-        if not isinstance(manifest, Manifest):
-            raise ConfigError(
-                "manifest is that of a folder of shards, but the data is a "
-                f"{type(self._source).__name__}. Use loader.source.settings."
-            )
-        return manifest
-
-    @property
-    def world(self) -> World:
-        """Who this process is among all."""
-        return self._settings.world
-
-    def __len__(self) -> int:
-        """Micro-batches of this rank in the current epoch; exact.
-
-        Epochs differ a little, because each makes its groups anew. Where a state was loaded, the
-        steps before it count too. Plans the whole epoch: about a second for a million rows.
-        """
-        return self._course.num_batches
 
     def __iter__(self) -> Iterator[PackedBatch]:
         self._retire("this iterator was replaced by a newer one of the same loader.")
@@ -312,35 +254,6 @@ class DataLoader:
         self._course.load(state_dict, strict=strict)
         self._retire("this iterator was ended by load_state_dict().")
         self._compared = False
-
-    def ledger(self, *, reduce: bool = False) -> Ledger:
-        """Say what became of each row of the running epoch, or of the last one where it ended.
-
-        Each batch is held against the plan when it is handed out, and each epoch at its end;
-        LedgerError if a row is missing or comes twice. So this is for the record.
-
-        Args:
-            reduce: sum over all ranks, and check the sums against the plan: a collective, of some
-                hundred bytes, to be called on all ranks after the same batch.
-
-        Returns:
-            The ledger; `print` shows it in a line.
-
-        Cost: 15 ms a million rows at the end of an epoch, or after a state was loaded.
-        """
-        account = self._course.account
-        if not reduce:
-            return account.ledger()
-        return account.ledger(gather_over_ranks(account.of_rank(), self.world))
-
-    def _check_filler(self, *, with_image: bool) -> None:
-        check_filler(
-            self._transform,
-            self._source,
-            with_image=with_image,
-            budget=self._settings.budget,
-            padding=self._settings.padding,
-        )
 
     def _retire(self, because: str) -> None:
         if self._live is not None and (live := self._live()) is not None:

@@ -12,30 +12,45 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError
-from omniload.shards import open_shards
+from omniload.shards import Cache, Storage, is_url, open_shards
 from omniload.source import RowSource
 
 __all__ = ["open_source", "shard_starts", "wants_prefetch"]
 
 
-def open_source(source: str | os.PathLike[str] | RowSource) -> RowSource:
+def open_source(
+    source: str | os.PathLike[str] | RowSource,
+    *,
+    cache: Cache | None = None,
+    storage: Storage | None = None,
+) -> RowSource:
     """Open what the user gave as the data.
 
     Args:
         source: an opened set; or a path or URL: a folder that `omniload preprocess` wrote, a folder
             of tars with an index, or the `.yaml` file of a mixture.
+        cache: for shards at a URL, and for these only.
+        storage: likewise.
 
     Raises:
-        ConfigError: neither a path nor an opened set.
+        ConfigError: neither a path nor an opened set; a URL without a cache, or a cache without a
+            URL.
         ShardError: no shards there, or damaged ones.
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
+        if is_url(path) or cache is not None or storage is not None:
+            return open_shards(path, cache=cache, storage=storage)
         if path.endswith((".yaml", ".yml")) and (mixture := _module("omniload.mixture")):
             return _checked(mixture.open_mixture(path))
         if (tars := _module("omniload.tars")) and tars.is_tar_set(path):
             return _checked(tars.open_tars(path))
         return open_shards(path)
+    if cache is not None or storage is not None:
+        raise ConfigError(
+            "cache= and storage= are for the URL of shards; this source is open already: expected "
+            "none of them. Give them to open_shards(url, cache=, storage=)."
+        )
     return _checked(source)
 
 
