@@ -20,6 +20,7 @@ _checkout.install()
 
 _HOME = {
     "Budget": "omniload.types",
+    "Cache": "omniload.cache",
     "ConfigError": "omniload.errors",
     "CostModel": "omniload.costs",
     "DataLoader": "omniload.loader",
@@ -39,6 +40,7 @@ _HOME = {
     "ShardError": "omniload.errors",
     "StateError": "omniload.errors",
     "StepPlan": "omniload.plan",
+    "Storage": "omniload.cache",
     "StreamLoader": "omniload.stream",
     "StreamPart": "omniload.stream",
     "VisionModel": "omniload.flops",
@@ -67,6 +69,7 @@ __all__ = [*_HOME, "metrics"]
 if TYPE_CHECKING:
     from omniload import metrics
     from omniload.batch import PackedBatch
+    from omniload.cache import Cache, Storage
     from omniload.costs import CostModel
     from omniload.errors import (
         ConfigError,

@@ -2,10 +2,13 @@
 
 shards = open_shards("out/")
 record = shards.read(41733)
+
+shards = open_shards("s3://bucket/out", cache=Cache(folder="/nvme/cache", max_bytes=500 << 30))
 """
 
 from __future__ import annotations
 
+from omniload.cache import Cache, Storage, is_url
 from omniload.shards.arrow import FinishedShard, ShardWriter
 from omniload.shards.manifest import (
     SCHEMA_VERSION,
@@ -22,13 +25,16 @@ from omniload.shards.write import finish_shards, write_index, write_shards
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Cache",
     "FinishedShard",
     "Manifest",
     "ShardInfo",
     "ShardSet",
     "ShardWriter",
+    "Storage",
     "fault_of_file",
     "finish_shards",
+    "is_url",
     "open_shards",
     "read_manifest",
     "rows_per_window",
