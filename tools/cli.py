@@ -13,6 +13,7 @@ from omniload.errors import OmniloadError
 from omniload.tools import (
     bench_grouping,
     bench_images,
+    bench_index,
     bench_masks,
     bench_pack,
     bench_read,
@@ -46,6 +47,7 @@ app.command("plan")(plan_cmd.plan_data)
 app.command()(doctor.doctor)
 bench.command("grouping")(bench_grouping.grouping)
 bench.command("images")(bench_images.images)
+bench.command("index")(bench_index.index)
 bench.command("masks")(bench_masks.masks)
 bench.command("pack")(bench_pack.pack)
 bench.command("read")(bench_read.read)
