@@ -70,7 +70,6 @@ def solve_stage(
             continue
         # all trades of all classes but the last two, in turn; of these two, one rises as one falls
         inner = max(num_classes - 2, 0)
-        outer = np.int64(0)
         while True:
             left, time = room, np.int64(0)
             for place in range(inner):

@@ -172,7 +172,7 @@ class PipelineOrder:
         )
         slots = orders.T.reshape(-1)
         sizes = np.diff(step.offsets)[slots]
-        rows = [step[slot] for slot in slots]
+        rows = [step[int(slot)] for slot in slots]
         return Groups(
             rows=np.concatenate([*rows, np.zeros(0, np.int64)]),
             offsets=np.concatenate([[0], np.cumsum(sizes)]),

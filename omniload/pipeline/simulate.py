@@ -113,16 +113,17 @@ class Simulation:
     def bubbles(self) -> Bubbles:
         """Shares of the time of all devices, by cause."""
         totals = np.zeros(5)
-        for times, program in zip(self.times, self.program, strict=True):
-            even = _step(times.evened(over_stages=True), program)
-            stages = _step(times.evened(over_stages=False), program)
-            free = _step(times.without_transfers(), program)
-            devices = len(program.kinds)
-            totals += (times.work_ns / devices, even, stages, free, _step(times, program))
-        # the optimizer is work too: all devices are busy with it
-        shares = totals / (len(self.times) * self.step_ns or 1)
-        work, even, stages, free, all_of_it = map(float, shares)
-        end = self.end_ns / (self.step_ns or 1)
+        for times, program, done in zip(self.times, self.program, self.rank_ns, strict=True):
+            totals += (
+                times.work_ns / len(program.kinds),
+                _step(times.evened(over_stages=True), program),
+                _step(times.evened(over_stages=False), program),
+                _step(times.without_transfers(), program),
+                done,
+            )
+        whole = max(self.step_ns, 1)
+        work, even, stages, free, all_of_it = map(float, totals / (len(self.times) * whole))
+        end = self.end_ns / whole  # work too: all devices are busy with the optimizer
         return Bubbles(
             work=work + end,
             warm_up=even - work,

@@ -103,7 +103,7 @@ class StageTimes:
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches of the step."""
-        return self.forward.shape[1]
+        return int(self.forward.shape[1])
 
     @property
     def weight_ns(self) -> Int64Array:

@@ -90,4 +90,5 @@ def _one_more(front: Int64Array, options: Int64Array, allowed: int) -> Int64Arra
     every = every[np.lexsort((every[:, 1], every[:, 0]))]
     best = np.minimum.accumulate(every[:, 1])
     better = np.concatenate([[True], every[1:, 1] < best[:-1]])
-    return every[better]
+    chosen: Int64Array = every[better]
+    return chosen
