@@ -291,11 +291,11 @@ def test_memory_of_a_walk_does_not_grow_with_the_data():
     assert peak(40_000) < 1.2 * peak(8_000)
 
 
-def test_by_default_half_a_million_rows_are_planned_together():
+def test_by_default_a_quarter_of_a_million_rows_are_planned_together():
     many = LengthIndex.from_arrays(
         num_tokens=np.ones(9_000_000, np.int32), num_tiles=np.zeros(9_000_000, np.int32)
     )
-    assert make_plan(many, budget=BUDGET)._order.num_windows == 18
+    assert make_plan(many, budget=BUDGET)._order.num_windows == 36
     assert make_plan(make_index(10), budget=BUDGET)._order.num_windows == 1
 
 

@@ -17,6 +17,7 @@ from omniload.tools import (
     bench_masks,
     bench_pack,
     bench_read,
+    bench_start,
     bench_tiles,
     doctor,
     index_cmd,
@@ -51,6 +52,7 @@ bench.command("index")(bench_index.index)
 bench.command("masks")(bench_masks.masks)
 bench.command("pack")(bench_pack.pack)
 bench.command("read")(bench_read.read)
+bench.command("start")(bench_start.start)
 bench.command("tiles")(bench_tiles.tiles)
 app.add_typer(bench, name="bench")
 

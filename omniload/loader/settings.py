@@ -17,6 +17,7 @@ from omniload.loader.options import check_count, check_flag
 from omniload.padding import Padding
 from omniload.plan import StepPlan, make_plan
 from omniload.plan.balance import choose_balance
+from omniload.shards import rows_per_window
 from omniload.source import RowSource
 from omniload.types import Budget, Sample
 from omniload.world import World
@@ -25,6 +26,8 @@ __all__ = ["LoaderSettings"]
 
 #: beyond it no run makes sense, and memory ends before any error
 _MOST_MICRO_STEPS = 2**20
+#: rows that the planner plans together unless told otherwise
+_PLANNED_ROWS = 500_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +154,16 @@ class LoaderSettings:
                 f"excluded, got none of {len(index)}."
             )
         return plan
+
+    def with_source(self, source: RowSource) -> LoaderSettings:
+        """Return settings whose windows read from no more shards than the cache of a source holds.
+
+        Nothing changes where the user gave `window_rows`, or where the planner's windows fit.
+        """
+        fit = rows_per_window(source, _PLANNED_ROWS)
+        if self.window_rows is not None or fit >= min(len(source), _PLANNED_ROWS):
+            return self
+        return replace(self, window_rows=fit)
 
     def with_dummy(self, dummy: Sample) -> LoaderSettings:
         """Return settings whose plans leave room for a dummy document in groups without tiles.

@@ -66,7 +66,7 @@ def make_plan(
         oversize: rows that don't fit the budget even alone: "error", or "drop" to leave them out,
             list them in `dropped` and log a warning.
         window_rows: rows that are planned together; memory and the time to the first step grow with
-            this and not with the data. None: all rows, or half a million at most.
+            this and not with the data. None: all rows, or a quarter of a million at most.
         sync: when ranks wait for each other; the samples of a step are dealt to them so that they
             wait least. "step": at the optimizer (DDP, ZeRO-1 and 2). "micro-step": at each
             micro-batch (FSDP, ZeRO-3, pipelines). None: emission order.
@@ -337,6 +337,11 @@ class StepPlan:
     def num_rows(self) -> int:
         """Rows of the whole epoch that are planned, those before this plan's start too."""
         return len(self._order.index) - len(self.dropped)
+
+    @property
+    def num_windows(self) -> int:
+        """Windows of rows in the epoch, each planned when a step in it is asked for."""
+        return self._order.num_windows
 
     def is_near_end(self, step: int) -> bool:
         """Say if a step begins in the last window of the epoch, or behind it."""
