@@ -33,6 +33,7 @@ class FetchAhead:
         transport: where bytes come from.
         storage: retries and limits.
         is_stopped: asked several times a second.
+        let_go: called to close what this process has open of files that went.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class FetchAhead:
         *,
         storage: Storage,
         is_stopped: Callable[[], bool],
+        let_go: Callable[[], None],
     ) -> None:
         self.wanted: tuple[Entry, ...] = ()
         self._names: frozenset[str] = frozenset()
@@ -50,6 +52,7 @@ class FetchAhead:
         self._transport = transport
         self._storage = storage
         self._is_stopped = is_stopped
+        self._let_go = let_go
         self._lock = threading.Lock()
         self._is_running = False
         self._failed: dict[str, float] = {}
@@ -105,6 +108,7 @@ class FetchAhead:
             if self._folder.is_here(entry):
                 return True
             if not try_reserve(self._folder, entry, place=place):
+                self._let_go()
                 return False
             download(self._transport, self._folder, entry, storage=self._storage, sleep=sleep)
             # nothing is opened here: it is marked as in use no longer than this takes

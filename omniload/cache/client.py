@@ -154,7 +154,11 @@ class _Process:
         self._pinned: list[Entry] = []
         self._order: PublishedOrder | None = None
         self._ahead = FetchAhead(
-            self._folder, self._transport, storage=storage, is_stopped=lambda: self._is_stopped
+            self._folder,
+            self._transport,
+            storage=storage,
+            is_stopped=lambda: self._is_stopped,
+            let_go=self.let_go,
         )
         self._ahead.figures = self.figures
 
@@ -180,7 +184,7 @@ class _Process:
             descriptor = self._folder.open(entry)  # another process may have been quicker
             if descriptor is not None:
                 return descriptor
-            reserve(self._folder, entry, patience_s=storage.timeout_s)
+            reserve(self._folder, entry, patience_s=storage.timeout_s, let_go=self.let_go)
             download(self._transport, self._folder, entry, storage=storage, sleep=time.sleep)
             descriptor = self._folder.publish(entry)
         self.figures["fetched_files"] += 1
@@ -205,11 +209,16 @@ class _Process:
 
     def want(self, entries: Sequence[Entry]) -> None:
         """Set what is needed next."""
+        names = [entry.name for entry in (*self._pinned, *entries)]
         with self._lock:
             if self._order is None:
                 self._order = PublishedOrder(self._folder.path)
-            self._order.write([entry.name for entry in (*self._pinned, *entries)])
+            self._order.write(names)
         self._ahead.want(entries)
+        if entries and self._folder.max_bytes is not None:
+            # what is not needed soon is closed now, so that its room is free when it has to go
+            for name in set(self.held).difference(names):
+                self.held.pop(name, None)
 
     def stop(self) -> None:
         """End the threads, and take the order back."""
@@ -233,19 +242,19 @@ class _Process:
             with contextlib.suppress(OSError):  # a file went while we looked, or the folder itself
                 # the clock of the file system is coarse: look again for a while after a change
                 if time.time() - self._folder.path.stat().st_mtime < _SETTLED_S:
-                    self._let_go()
+                    self.let_go()
                 if time.monotonic() - noted_s > _NOTE_S:
                     noted_s = time.monotonic()
                     self._note_use()
 
-    def _let_go(self) -> None:
-        there = {
-            found.name: found.path.stat().st_ino
-            for found in self._folder.scan()
-            if found.kind == "shard"
-        }
+    def let_go(self) -> None:
+        """Close what is open of files that were evicted."""
         for name, held in list(self.held.items()):
-            if there.get(name) != held.inode:
+            try:
+                is_there = (self._folder.path / f"{name}.shard").stat().st_ino == held.inode
+            except OSError:
+                is_there = False
+            if not is_there:
                 self.held.pop(name, None)
 
     def _note_use(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from omniload.cache.folder import CacheFolder, Entry, Found
@@ -45,13 +45,20 @@ def try_reserve(folder: CacheFolder, entry: Entry, *, place: int) -> bool:
         return True
 
 
-def reserve(folder: CacheFolder, entry: Entry, *, patience_s: float) -> None:
+def reserve(
+    folder: CacheFolder,
+    entry: Entry,
+    *,
+    patience_s: float,
+    let_go: Callable[[], None] = lambda: None,
+) -> None:
     """Make room for a file that is needed now; whatever is not in use may have to go.
 
     Args:
         folder: the folder.
         entry: the file.
         patience_s: how long to wait for files that are in use, or being fetched by others.
+        let_go: called to close what this process has open of files that went.
 
     Raises:
         ConfigError: it is larger than the limit.
@@ -62,7 +69,7 @@ def reserve(folder: CacheFolder, entry: Entry, *, patience_s: float) -> None:
             f"Cache.max_bytes must hold at least the largest file: expected {entry.num_bytes}, "
             f"got {folder.max_bytes}."
         )
-    begin = time.monotonic()
+    begin, pause_s = time.monotonic(), 0.0
     while True:
         with folder.space():
             found = folder.scan()
@@ -75,7 +82,9 @@ def reserve(folder: CacheFolder, entry: Entry, *, patience_s: float) -> None:
                 return
         if waited_s > patience_s:
             raise _no_room(folder, entry, found)
-        time.sleep(_PAUSE_S)
+        let_go()
+        time.sleep(pause_s)
+        pause_s = _PAUSE_S
 
 
 def free_some(folder: CacheFolder, entry: Entry, num_bytes: int) -> bool:

@@ -1,0 +1,88 @@
+"""The loader over a URL: the same batches as from disk, through a cache that is too small."""
+
+import pytest
+
+from omniload import Budget, Cache, DataLoader, Storage, World
+from omniload.errors import ConfigError
+from omniload.shards import open_shards
+from tests.http_server import FaultyServer, reset, status, truncate
+from tests.loader_data import assert_same_run, rows_of, write_data
+
+BUDGET = Budget(tokens=600, tiles=16)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data") / "set", num_rows=120)
+
+
+@pytest.fixture
+def server(data):
+    with FaultyServer(data) as running:
+        yield running
+
+
+def loader(source, **arguments):
+    arguments = {"world": World(dp_rank=0, dp_world_size=1), "seed": 3, **arguments}
+    return DataLoader(source, budget=BUDGET, **arguments)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_from_a_url_are_those_from_disk(server, data, tmp_path, workers):
+    server.faults = [status(503), truncate(900), reset(100)]
+    remote = loader(
+        server.url,
+        cache=Cache(folder=tmp_path / "cache"),
+        storage=Storage(timeout_s=5.0, backoff_s=0.01),
+        num_workers=workers,
+    )
+    local = loader(data)
+    for _ in range(2):
+        assert_same_run(remote, local)
+
+
+def test_a_state_from_disk_goes_on_at_a_url(server, data, tmp_path):
+    local = loader(data)
+    whole = list(local)
+    local.set_epoch(0)
+    iterator = iter(local)
+    for _ in range(4):
+        next(iterator)
+    remote = loader(server.url, cache=Cache(folder=tmp_path / "cache"))
+    remote.load_state_dict(local.state_dict())
+    assert_same_run(remote, whole[4:])
+
+
+def test_an_epoch_through_a_small_cache_has_each_row_once_within_the_limit(server, data, tmp_path):
+    manifest = open_shards(data).manifest
+    sizes = [info.num_bytes for info in manifest.shards]
+    limit = manifest.index.num_bytes + 3 * max(sizes)
+    assert sum(sizes) > 2 * limit
+    folder = tmp_path / "cache"
+    remote = loader(server.url, cache=Cache(folder=folder, max_bytes=limit), num_workers=2)
+    rows = []
+    for batch in remote:
+        rows += batch.sample_ids.tolist()
+        assert sum(path.stat().st_size for path in folder.glob("*.shard")) <= limit
+    assert sorted(row for row in rows if row >= 0) == list(range(120))
+    assert remote.state_dict()["window_rows"] is not None
+
+
+def test_windows_are_the_planners_where_the_cache_holds_everything(server, data, tmp_path):
+    remote = loader(server.url, cache=Cache(folder=tmp_path / "cache", max_bytes=1 << 30))
+    assert remote.state_dict()["window_rows"] is None
+    given = loader(
+        server.url, cache=Cache(folder=tmp_path / "cache", max_bytes=100_000), window_rows=50
+    )
+    assert given.state_dict()["window_rows"] == 50
+    assert len(rows_of(given)) >= 120
+
+
+def test_a_cache_goes_with_a_url_only(server, data, tmp_path):
+    cache = Cache(folder=tmp_path / "cache")
+    with pytest.raises(ConfigError, match=r"give cache=Cache"):
+        loader(server.url)
+    with pytest.raises(ConfigError, match="read in place"):
+        loader(data, cache=cache)
+    with pytest.raises(ConfigError, match="this source is open already"):
+        loader(open_shards(data), cache=cache)
