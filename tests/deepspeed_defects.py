@@ -7,6 +7,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from deepspeed.runtime.utils import clip_grad_norm_
 from torch import nn
 
+from omniload import ConfigError
 from omniload.adapters.deepspeed import BalancedPipelineModule, prepare_engine
 
 WIDTH = 4
@@ -160,12 +161,16 @@ def tied(shards, folder):
     from deepspeed.pipe import TiedLayerSpec
 
     torch.manual_seed(1)
-    spec = TiedLayerSpec("main", nn.Linear, WIDTH, WIDTH)
+    plan = {"parts": [0, 1, 3], "recompute": [0, 1, 1]}
     middle = nn.Linear(WIDTH, WIDTH)
-    torch.manual_seed(1)
-    module = BalancedPipelineModule(
-        [spec, middle, spec], plan={"parts": [0, 1, 3], "recompute": [0, 1, 1]}, loss_fn=loss_fn
-    )
+    partly = TiedLayerSpec("main", nn.Linear, WIDTH, WIDTH)
+    try:
+        BalancedPipelineModule([partly, middle, partly], plan=plan, loss_fn=loss_fn)
+        refused = ""
+    except ConfigError as error:
+        refused = str(error)
+    spec = TiedLayerSpec("main", nn.Linear, WIDTH, WIDTH, tied_weight_attr=["weight", "bias"])
+    module = BalancedPipelineModule([spec, middle, spec], plan=plan, loss_fn=loss_fn)
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.01),
@@ -177,6 +182,7 @@ def tied(shards, folder):
     start = {name: value.clone() for name, value in module.tied_modules.state_dict().items()}
     losses = [float(engine.train_batch(batches)) for _ in range(2)]
     return {
+        "refused": refused,
         "losses": losses,
         "tied": start,
         "middle": middle.state_dict(),

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import traceback
+from collections import Counter
 from pathlib import Path
 
 import deepspeed
@@ -82,12 +83,29 @@ def weights_of(engine):
     }
 
 
+def count_forwards(module):
+    """Count the forward passes of each layer, and of the first product of attention and MLP."""
+    counts = Counter()
+    for index, layer in enumerate(module.forward_funcs, start=module._local_start):
+        for name in ("", "attention.qkv", "mlp.0"):
+            part = dict(layer.named_modules()).get(name)
+            if part is not None:
+
+                def count(*_, key=(index, name)):
+                    counts[key] += 1
+
+                part.register_forward_pre_hook(count)
+    return counts
+
+
 def train(case, shards):
     engine, loader = start(case, shards)
     batches = pipeline_batches(loader, engine)
+    counts = count_forwards(engine.module)
     losses = [float(engine.train_batch(batches)) for _ in range(case.steps)]
     return {
         "losses": losses,
+        "forwards": counts,
         "weights": weights_of(engine),
         "state": loader.state_dict(),
         "cut": engine.module.inputs_are_frozen,
@@ -113,7 +131,11 @@ FOURS = {
         parts=(0, 6, 9), tp=2, pipeline={"pipe_partitioned": False, "grad_partitioned": False}
     ),
 }
-RUNS = {**PAIRS, **TRIPLES, **FOURS}
+BF16 = {
+    "bf16": Case(parts=(0, 5, 9), recompute=MIXED, bf16=True, zero=1),
+    "bf16_frozen": Case(parts=(0, 2, 9), frozen=True, bf16=True),
+}
+RUNS = {**PAIRS, **BF16, **TRIPLES, **FOURS}
 
 
 def resumed(shards, folder):

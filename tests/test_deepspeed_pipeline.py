@@ -52,8 +52,9 @@ def alone(shards):
 
 @pytest.fixture(scope="module")
 def pairs(shards, tmp_path_factory):
-    names = (*ranks.PAIRS, "resumed", "other_accumulation", "epochs", "refusals", "clip_norm",
-             "frozen_refused", "tied", "unused_float", "crash_unused_float")  # fmt: skip
+    names = (*ranks.PAIRS, *ranks.BF16, "resumed", "other_accumulation", "epochs", "refusals",
+             "clip_norm", "frozen_refused", "tied", "unused_float",
+             "crash_unused_float")  # fmt: skip
     return launch(tmp_path_factory.mktemp("pairs") / "out", shards, 2, *names)
 
 
@@ -98,6 +99,27 @@ def test_two_stages_train_as_one_process_does(pairs, alone, name):
     case = ranks.PAIRS[name]
     assert_same_training(pairs[0], alone(case), name, case.steps)
     assert_same_state(pairs[0], name)
+
+
+def test_exactly_what_the_plan_says_is_recomputed(pairs):
+    case = ranks.PAIRS["recompute"]
+    batches = case.steps * case.accumulation
+    counts = {key: n for seen in pairs[0] for key, n in seen["recompute"]["forwards"].items()}
+    for layer, choice in enumerate(case.recompute):
+        for part in ("", "attention.qkv", "mlp.0"):
+            if (layer, part) in counts:
+                again = choice == 1 or choice == part.split(".")[0]
+                assert counts[layer, part] == batches * (2 if again else 1), (layer, part)
+
+
+@pytest.mark.parametrize("name", ranks.BF16)
+def test_bfloat16_trains_alike_within_its_eight_bits(pairs, alone, name):
+    case = ranks.BF16[name]
+    losses, *_ = alone(case)
+    for seen in pairs[0]:
+        assert seen[name]["losses"] == pytest.approx(losses[: case.steps], rel=2e-2)
+        dtypes = {w.dtype for weights in seen[name]["weights"].values() for w in weights.values()}
+        assert dtypes == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("name", ranks.TRIPLES)
@@ -203,6 +225,8 @@ def test_tied_layers_train_as_one_module(pairs):
     for seen in pairs[0]:
         assert seen["tied"]["losses"] == pytest.approx(losses, abs=1e-4)
         torch.testing.assert_close(seen["tied"]["after"]["main.weight"], shared.weight.data)
+        torch.testing.assert_close(seen["tied"]["after"]["main.bias"], shared.bias.data)
+        assert "'main' has ['bias'] beside ['weight']" in seen["tied"]["refused"]
 
 
 # -- defects of DeepSpeed ------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class BalancedPipelineModule(PipelineModule):  # type: ignore[misc]
 
     Raises:
         ConfigError: a plan for other layers or another number of stages; a selective choice that a
-            layer can't do.
+            layer can't do; a tied layer with parameters that DeepSpeed would not keep equal.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class BalancedPipelineModule(PipelineModule):  # type: ignore[misc]
         ]
         for runner, choice in zip(self._runners, self._local(self._plan.recompute), strict=True):
             runner.check(choice)
+        _check_tied(self.tied_comms)
         #: whether no stage before this one trains anything; `prepare_engine` finds out
         self.inputs_are_frozen = False
         self.anchor: nn.Parameter | None = None
@@ -218,6 +219,23 @@ def _check_plan(
             f"the number of processes must be a multiple of the {plan.num_stages} stages of the "
             f"plan, got {size}."
         )
+
+
+def _check_tied(tied: Mapping[str, Any]) -> None:
+    """Check that DeepSpeed keeps all parameters of tied layers equal, not their `weight` alone."""
+    for key, shared in tied.items():
+        named = shared["weight_attr"]
+        loose = [
+            name
+            for name, parameter in shared["module"].named_parameters()
+            if parameter.requires_grad and name not in named
+        ]
+        if loose and len(shared["ranks"]) > 1:
+            raise ConfigError(
+                f"tied layers on several stages must name all their parameters: {key!r} has "
+                f"{loose} beside {list(named)}, and each stage would train its own. Set "
+                f"TiedLayerSpec(tied_weight_attr={[*named, *loose]}), or freeze them."
+            )
 
 
 def _contiguous(output: Any) -> Any:

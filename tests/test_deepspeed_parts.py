@@ -1,0 +1,106 @@
+"""The adapter's parts that need no second process: plans, labels-only samples, the loss."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from omniload import ConfigError
+from omniload.packing import pack
+from omniload.pipeline.plan import PipelinePlan
+from omniload.shards import open_shards
+from omniload.transforms import TileTransform, transform_from_settings
+from tests.deepspeed_parts import write_rows
+from tests.loader_data import Wrapped
+from tests.packing_samples import make_sample
+
+pytest.importorskip("deepspeed")
+from omniload.adapters.deepspeed import token_loss
+from omniload.adapters.deepspeed.plans import read_plan
+from omniload.adapters.deepspeed.stages import LabelsOnly
+
+PLAN = PipelinePlan(parts=(0, 2, 5), recompute=(0, 1, "mlp", 0, "attention"))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    return open_shards(write_rows(tmp_path_factory.mktemp("data") / "shards"))
+
+
+@pytest.fixture(scope="module")
+def transform(shards):
+    return transform_from_settings(dict(shards.manifest.settings))
+
+
+def test_a_plan_is_the_same_as_value_as_mapping_and_as_file(tmp_path):
+    file = tmp_path / "plan.json"
+    file.write_text(PLAN.to_json(), encoding="utf-8")
+    for form in (PLAN, PLAN.to_dict(), file, str(file), json.loads(PLAN.to_json())):
+        found = read_plan(form)
+        assert (found.parts, found.recompute) == (PLAN.parts, PLAN.recompute)
+    assert read_plan({"parts": [0, 1, 3]}).recompute == (0, 0, 0)
+    assert read_plan({"parts": [0, 1], "recompute": [True]}).recompute == (1,)
+
+
+@pytest.mark.parametrize(
+    ("plan", "part"),
+    [
+        ({}, "a mapping with parts"),
+        ([0, 1], "a mapping with parts"),
+        ({"parts": [0, 3, 2]}, "parts must start with 0 and rise"),
+        ({"parts": [0, 2], "recompute": [0]}, "one entry a layer: expected 2, got 1"),
+        ({"parts": [0, 2], "selective": {"7": "mlp"}}, "numbers of layers below 2"),
+        ("no-such-plan.json", "can't be read as JSON"),
+    ],
+)
+def test_what_is_no_plan_is_refused(plan, part):
+    with pytest.raises(ConfigError, match=part):
+        read_plan(plan)
+
+
+def test_labels_only_gives_the_tokens_and_counts_of_the_whole_sample(shards, transform):
+    light = LabelsOnly(transform)
+    assert light.fingerprint == transform.fingerprint
+    rng = np.random.default_rng(0)
+    for row in range(len(shards)):
+        record = shards.read(row)
+        whole, small = transform(record, rng), light(record, rng)
+        for name in ("input_ids", "labels", "image_num_tiles", "image_sizes", "image_spans"):
+            np.testing.assert_array_equal(getattr(whole, name), getattr(small, name))
+        assert small.num_tiles == whole.num_tiles
+        assert small.tiles.nbytes == 3 * whole.num_tiles
+        assert light.lengths(record) == transform.lengths(record)
+    assert light.filler(True).num_tiles == transform.filler(True).num_tiles
+    with pytest.raises(ConfigError, match="reads labels and no model inputs"):
+        light.model_inputs(None)
+
+
+def test_a_transform_of_ones_own_is_used_whole_unless_it_can_do_labels_only(shards, transform):
+    assert LabelsOnly.fits(transform)
+    assert not LabelsOnly.fits(Wrapped(transform))
+
+    class Changed(TileTransform):
+        def __call__(self, record, rng):
+            return super().__call__(record, rng)
+
+    assert not LabelsOnly.fits(Changed.from_settings(dict(shards.manifest.settings)))
+
+    class Both(Wrapped):
+        def labels_only(self, record, rng):
+            return self.inner(record, rng)
+
+    assert LabelsOnly.fits(Both(transform))
+    record = next(r for r in map(shards.read, range(len(shards))) if len(r.images))
+    assert LabelsOnly(Both(transform))(record, None).tiles.shape[2:] == (1, 1)
+
+
+def test_the_loss_is_the_weighted_sum_over_labels():
+    batch = pack([make_sample(0, text=9, tiles_per_image=(1,)), make_sample(1, text=6)])
+    logits = torch.randn(1, batch.num_tokens, 50)
+    expected = torch.nn.functional.cross_entropy(logits[0, :-1], batch.labels[1:])
+    weights = batch.loss_weights(engine_divides_accumulation=True)
+    for given in (logits, logits[0]):
+        torch.testing.assert_close(token_loss(given, (batch.labels, weights)), expected)
+    with pytest.raises(ConfigError, match=r"expected \d+ tokens, got \(4, 50\)"):
+        token_loss(logits[0, :4], (batch.labels, weights))
