@@ -85,7 +85,7 @@ class StepModel:
             recompute: the choice of each layer.
         """
         ends, inner = np.asarray(parts), np.asarray(parts[1:-1], np.int64) - 1
-        ahead, back = self._transfers
+        sent = self._transfer[inner]
         again = np.zeros((len(parts) - 1, len(self.shapes)), np.int64)
         for stage, (low, high) in enumerate(itertools.pairwise(parts)):
             for layer in range(low, high):
@@ -94,8 +94,8 @@ class StepModel:
         return StageTimes(
             forward=self._forward[ends[1:]] - self._forward[ends[:-1]],
             backward=self._backward[ends[1:]] - self._backward[ends[:-1]] + again,
-            transfer=ahead[inner],
-            gradient_transfer=back[inner],
+            transfer=sent,
+            gradient_transfer=sent,
         )
 
     def steps_ns(
@@ -140,7 +140,7 @@ class StepModel:
         return _running(nanoseconds(self.table.backward(self.shapes)))
 
     @cached_property
-    def _transfers(self) -> tuple[Int64Array, Int64Array]:
+    def _transfer(self) -> Int64Array:
         return transfer_ns(self.table, self.shapes)
 
     @cached_property

@@ -79,8 +79,7 @@ class StageCosts:
     def cut_ns(self) -> Int64Array:
         """int64 (num_layers + 1,): what a cut there costs each of its sides; 0 at the ends."""
         both = np.zeros(self.table.num_layers + 1, np.int64)
-        ahead, back = transfer_ns(self.table, self.shapes)
-        both[1:-1] = np.rint(ahead.mean(axis=1) + back.mean(axis=1))[:-1]
+        both[1:-1] = np.rint(2 * transfer_ns(self.table, self.shapes).mean(axis=1))[:-1]
         return both
 
     @cached_property
@@ -282,17 +281,16 @@ def memory_limits(memory_gb: float | Sequence[float] | None, num_stages: int) ->
     return np.ascontiguousarray(limits.astype(np.int64))
 
 
-def transfer_ns(table: CostTable, shapes: Shapes) -> tuple[Int64Array, Int64Array]:
-    """Compute what sending over a cut after each layer takes.
+def transfer_ns(table: CostTable, shapes: Shapes) -> Int64Array:
+    """Compute what sending over a cut after each layer takes, one way.
+
+    Gradients take as long as activations: DeepSpeed sends them back over every cut, as zeros where
+    nothing before it is trained.
 
     Returns:
-        Nanoseconds of activations and of gradients, int64 (num_layers, num_micro_batches) each.
+        Nanoseconds, int64 (num_layers, num_micro_batches).
     """
-    rate, latency = table.p2p_bytes_per_s, table.p2p_latency_s
-    ahead = nanoseconds(latency + table.output(shapes) / rate)
-    back = nanoseconds(latency + table.gradient(shapes) / rate)
-    # where nothing before the cut is trained, nothing is sent back over it
-    return ahead, back * table.has_backward[:, np.newaxis]
+    return nanoseconds(table.p2p_latency_s + table.output(shapes) / table.p2p_bytes_per_s)
 
 
 def _running(values: npt.ArrayLike) -> Int64Array:
