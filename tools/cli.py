@@ -24,6 +24,7 @@ from omniload.tools import (
     inspect_cmd,
     plan_cmd,
     preprocess,
+    state_cmd,
 )
 
 __all__ = ["app", "main"]
@@ -45,6 +46,7 @@ app.command()(preprocess.preprocess)
 app.command("index")(index_cmd.index)
 app.command("inspect")(inspect_cmd.inspect_shards)
 app.command("plan")(plan_cmd.plan_data)
+app.command("state")(state_cmd.explain_state)
 app.command()(doctor.doctor)
 bench.command("grouping")(bench_grouping.grouping)
 bench.command("images")(bench_images.images)
