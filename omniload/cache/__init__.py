@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from omniload.cache.client import CacheClient
 from omniload.cache.config import Cache, Storage
-from omniload.cache.folder import Entry
+from omniload.cache.entry import Entry
 from omniload.cache.url import is_url, join_url, shown_url
 
 __all__ = ["Cache", "CacheClient", "Entry", "Storage", "is_url", "join_url", "shown_url"]

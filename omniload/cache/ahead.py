@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 from omniload.cache.config import Storage
 from omniload.cache.download import Stopped, download
-from omniload.cache.folder import CacheFolder, Entry
+from omniload.cache.entry import Entry
+from omniload.cache.folder import CacheFolder
 from omniload.cache.orders import MOST_NAMED
 from omniload.cache.room import try_reserve
 from omniload.cache.transport import Transport

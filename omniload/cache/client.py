@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 from omniload.cache.ahead import FetchAhead
 from omniload.cache.config import Cache, Storage
 from omniload.cache.download import download, fetch_bytes
-from omniload.cache.folder import CacheFolder, Entry
+from omniload.cache.entry import Entry
+from omniload.cache.folder import CacheFolder
 from omniload.cache.orders import PublishedOrder
 from omniload.cache.room import reserve
-from omniload.cache.transport import make_transport
+from omniload.cache.transport import Transport, make_transport
 from omniload.cache.url import check_url
 
 __all__ = ["CacheClient"]
@@ -68,6 +69,15 @@ class CacheClient:
         transport = make_transport(url, self.storage)
         return fetch_bytes(transport, url, most=most, storage=self.storage, sleep=time.sleep)
 
+    def held(self, name: str) -> Any:
+        """Return what `get` made of a file, by the name of its entry; None: it must be made."""
+        process = self._processes.get(os.getpid())
+        held = None if process is None else process.held.get(name)
+        if held is None:
+            return None
+        held.was_used = True
+        return held.value
+
     def get(self, entry: Entry, make: Callable[[mmap.mmap], Value]) -> Value:
         """Return what `make` makes of a file's bytes; the same object until the file is evicted.
 
@@ -80,12 +90,10 @@ class CacheClient:
         Raises:
             ShardError: it can't be had; says why.
         """
-        process = self._process()
-        held = process.held.get(entry.name)
-        if held is not None:
-            held.was_used = True
-            found: Value = held.value
+        found: Value | None = self.held(entry.name)
+        if found is not None:
             return found
+        process = self._process()
         data, inode = process.map(entry)
         value = make(data)
         process.hold(entry, value, inode)
@@ -95,7 +103,8 @@ class CacheClient:
         """As `get`, for a file that this process needs for as long as it lives."""
         process = self._process()
         process.pin(entry)
-        return make(process.map(entry)[0])
+        # with connections of its own: what follows may be a fork
+        return make(process.map(entry, make_transport(self.url, self.storage))[0])
 
     def prefetch(self, entries: Sequence[Entry]) -> None:
         """Say which files this process needs next, in this order; replaces what it said before.
@@ -162,13 +171,13 @@ class _Process:
         )
         self._ahead.figures = self.figures
 
-    def map(self, entry: Entry) -> tuple[mmap.mmap, int]:
+    def map(self, entry: Entry, transport: Transport | None = None) -> tuple[mmap.mmap, int]:
         """Map a file, after fetching it if need be; returns the map and the number of its inode."""
         descriptor = self._folder.open(entry)
         self.figures["hits" if descriptor is not None else "misses"] += 1
         if descriptor is None:
             begin = time.monotonic()
-            descriptor = self._fetch(entry)
+            descriptor = self._fetch(entry, transport or self._transport)
             self.figures["wait_s"] += time.monotonic() - begin
         try:
             # the map keeps the mark that the file is in use
@@ -177,7 +186,7 @@ class _Process:
         finally:
             os.close(descriptor)
 
-    def _fetch(self, entry: Entry) -> int:
+    def _fetch(self, entry: Entry, transport: Transport) -> int:
         storage = self._storage
         patience_s = (storage.retries + 1) * (storage.timeout_s + 30.0)
         with self._folder.fetching(entry, stalled_s=patience_s):
@@ -185,7 +194,7 @@ class _Process:
             if descriptor is not None:
                 return descriptor
             reserve(self._folder, entry, patience_s=storage.timeout_s, let_go=self.let_go)
-            download(self._transport, self._folder, entry, storage=storage, sleep=time.sleep)
+            download(transport, self._folder, entry, storage=storage, sleep=time.sleep)
             descriptor = self._folder.publish(entry)
         self.figures["fetched_files"] += 1
         self.figures["fetched_bytes"] += entry.num_bytes

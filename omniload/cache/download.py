@@ -14,7 +14,8 @@ from typing import Any
 import xxhash
 
 from omniload.cache.config import Storage
-from omniload.cache.folder import CacheFolder, Entry
+from omniload.cache.entry import Entry
+from omniload.cache.folder import CacheFolder
 from omniload.cache.room import free_some
 from omniload.cache.transport import Interrupted, Reply, Transport
 from omniload.cache.url import shown_url

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from omniload.cache.folder import CacheFolder, Entry, Found
+from omniload.cache.entry import Entry, Found
+from omniload.cache.folder import CacheFolder
 from omniload.cache.orders import read_orders
 from omniload.errors import ConfigError, ShardError
 

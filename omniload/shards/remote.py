@@ -68,7 +68,9 @@ class RemoteFiles:
         Raises:
             ShardError: it can't be had, or is damaged.
         """
-        return self.client.get(self._entries[shard], partial(self._opened, shard))
+        entry = self._entries[shard]
+        held: OpenedShard | None = self.client.held(entry.name)
+        return held or self.client.get(entry, partial(self._opened, shard))
 
     def prefetch(self, shards: Sequence[int]) -> None:
         """Say which shards are needed next, nearest first."""

@@ -208,8 +208,9 @@ class _Rows:
         first, last = self._bounds(column + 1, place, column + 3, 4)
         if first & 3:
             raise ValueError("integers must be aligned")
-        found = self._ints[first >> 2 : last >> 2]
-        return found.copy() if self._copies else found
+        if self._copies:
+            return np.frombuffer(self._data[first:last], np.int32)
+        return self._ints[first >> 2 : last >> 2]
 
     def images(self, column: int, place: int) -> tuple[bytes, ...]:
         # the items are 64-bit offsets, one more than images, into the bytes of the files
