@@ -98,6 +98,9 @@ def test_the_budget_of_a_plan_fills_its_fullest_stage(parts):
     found = fit_budget(*many, table, memory_bytes=limit, parts=parts)
     assert memory(table, found, parts) <= limit
     assert memory(table, one_more(found), parts) > limit
+    # tokens and tiles are used up together: 2070 tokens of the data have 6 tiles
+    assert found.tiles == max(-(-found.tokens * 6 // 2070), 3)
+    assert found.tiles > 3
 
 
 def test_recomputation_stages_and_memory_never_make_a_budget_smaller():

@@ -136,6 +136,17 @@ def test_operations_are_those_of_the_cost_model_of_the_planner(frozen):
     assert forward[3] + backward[3] == passes * 2 * 3 * 3 * (24 * 32 + 32 * 32)
 
 
+def test_frozen_blocks_form_no_gradients_of_weights():
+    table = cost_table(tiny(), machine=COUNTING)
+    shapes = Shapes(num_tiles=[3], num_tokens=[70], sum_squares=[900])
+    for kind, positions in ((table.kind(0), 3 * 10), (table.kind(5), 70)):
+        saved = [
+            float(cost.at(shapes.num_tiles, shapes.num_tokens, shapes.sum_squares)[0])
+            for cost in (kind.backward_s, kind.backward_frozen_s)
+        ]
+        assert saved[0] - saved[1] == pytest.approx(2 * positions * kind.params)
+
+
 def test_patches_as_tiles_cost_what_their_image_costs():
     sizes = VisionModel(layers=2, width=24, patches=64)
     image = Encoder(sizes=sizes, tokens_per_tile=16.0, joined=4)

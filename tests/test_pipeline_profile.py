@@ -1,12 +1,14 @@
 """Profiles of real layers: kept bytes are exact, kinds and gradients are found, times are there."""
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from omniload.errors import ConfigError
 from omniload.flops import LanguageModel, VisionModel
@@ -73,7 +75,7 @@ class Embedding(nn.Module):
     def forward(self, inputs):
         seen, ids, segments = inputs
         text = self.table(ids)
-        place = torch.arange(len(seen)) % len(text)
+        place = torch.arange(len(seen), device=seen.device) % len(text)
         return text.index_add(0, place, seen), segments
 
 
@@ -243,6 +245,34 @@ def test_recomputed_layers_keep_what_they_were_given():
     assert (kept <= table.kept(shape)[:, 0]).all()
 
 
+@pytest.mark.parametrize("choice", [(1, 1, 1, 0, 0, 0, 0, 0), (0, 1, 1, 0, 0, 1, 1, 0)])
+def test_bytes_of_a_plan_are_those_that_torch_keeps_with_its_recomputation(choice):
+    layers = model()
+    table = profile(layers)
+    owned = {weight.untyped_storage().data_ptr() for layer in layers
+             for weight in layer.parameters()}  # fmt: skip
+    for case in HELD_OUT:
+        batch = micro_batch(*case)
+        batch.inputs[0].requires_grad_()
+        kept = {}
+        value = batch.inputs
+        for layer, again in zip(layers, choice, strict=True):
+            if again:
+                # what the recomputation holds: its inputs; each once, and with what others keep
+                given = [each for each in value if isinstance(each, torch.Tensor)]
+                kept.update((each.untyped_storage().data_ptr(), each.untyped_storage().nbytes())
+                            for each in given)  # fmt: skip
+                value, inner = kept_storages(
+                    functools.partial(checkpoint, layer, value, use_reentrant=False)
+                )
+            else:
+                value, inner = kept_storages(functools.partial(layer, value))
+            kept.update(inner)
+        real = sum(size for address, size in kept.items() if address not in owned)
+        predicted = table.kept(shapes([case]), choice).sum()
+        assert predicted == pytest.approx(real, rel=0.03)
+
+
 def test_outputs_are_what_is_sent():
     table = profile(model())
     sent = table.output(shapes([(6, (70, 10))]))[:, 0]
@@ -332,6 +362,18 @@ def test_every_pass_takes_time():
     assert (table.forward(shape) > 0).all()
     assert (table.backward(shape) > 0).all()
     assert (table.recompute(shape) >= 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_keeps_the_same_bytes_and_takes_time():
+    layers = [layer.cuda() for layer in model()]
+    table = profile(layers, loss_fn=cross_entropy, repeats=3, warmup=1)
+    shape = shapes(HELD_OUT)
+    assert (table.forward(shape) > 0).all()
+    assert (table.backward(shape) > 0).all()
+    on_cpu = profile(model(), loss_fn=cross_entropy)
+    np.testing.assert_allclose(table.kept(shape), on_cpu.kept(shape), rtol=0.05)
 
 
 def test_gradients_and_weights_are_left_as_they_were():

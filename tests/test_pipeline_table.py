@@ -1,7 +1,9 @@
 """Cost tables and pipeline plans: what they hold, what frozen layers cost, what JSON keeps."""
 
+import copy
 import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 
@@ -133,6 +135,7 @@ def test_parameters_take_what_zero_leaves_of_them():
         return table(**changes).static_bytes.tolist()
 
     assert bytes_of(zero_stage=0) == [1800, 1800, 5400, 5400, 900]
+    assert bytes_of(zero_stage=0, data_parallel=4) == bytes_of(zero_stage=0)
     assert bytes_of(zero_stage=1, data_parallel=4) == [900, 900, 2700, 2700, 450]
     frozen = (vision(trainable=False), language(), head())
     assert bytes_of(kinds=frozen, zero_stage=0)[:3] == [200, 200, 5400]
@@ -165,6 +168,15 @@ def test_a_table_survives_json_and_its_fingerprint_names_its_figures():
     assert other.fingerprint != made.fingerprint
     slower = table(kinds=(vision(forward_s=Linear(tile=1.0000001)), language(), head()))
     assert slower.fingerprint != table().fingerprint
+
+
+def test_a_table_crosses_into_other_processes():
+    made = table(pinned={0: 0}, tied=((0, 4),))
+    made.forward(SHAPES)
+    again = pickle.loads(pickle.dumps(made))
+    assert again == made
+    assert copy.deepcopy(made).fingerprint == made.fingerprint
+    np.testing.assert_array_equal(again.kept(SHAPES), made.kept(SHAPES))
 
 
 finite = st.floats(0, 1e12, allow_nan=False)

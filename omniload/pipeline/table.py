@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +74,7 @@ class CostTable:
         object.__setattr__(self, "kinds", tuple(self.kinds))
         object.__setattr__(self, "layers", tuple(self.layers))
         object.__setattr__(self, "tied", tuple(tuple(group) for group in self.tied))
-        object.__setattr__(self, "pinned", MappingProxyType(dict(self.pinned)))
+        object.__setattr__(self, "pinned", dict(self.pinned))
         check_layers(self)
         check_machine(self)
 
