@@ -173,7 +173,10 @@ class TensorBuffer(Mapping[str, torch.Tensor]):
 
     @property
     def sample_ids(self) -> torch.Tensor:
-        """int64 (num_samples,), rows of the index; those of fillers and dummies left out."""
+        """int64 (num_samples,), rows of the index; those of fillers and dummies left out.
+
+        -1 for a sample that was skipped: see `skipped`.
+        """
         return self["sample_ids"]
 
     @property

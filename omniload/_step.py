@@ -81,6 +81,8 @@ class StepRow(TensorBuffer):
         each micro-step gives, after the engine has combined ranks and micro-steps, the gradient of
         the mean over all loss tokens of the step: every token weighs the same, however the samples
         are dealt. 0.0 for a batch without loss tokens. For means over samples, `loss_weights`.
+        Samples that were skipped still count in the mean; `omniload.loss.exact_factor` makes up for
+        them.
 
         =====================================  ======  ===========================
         engine                                 ranks   engine_divides_accumulation

@@ -8,9 +8,13 @@ import json
 import logging
 import sys
 
+import numpy as np
 import torch.distributed as dist
 
 from omniload import Budget, ConfigError, DataLoader, World
+from omniload.loss import exact_factor
+from omniload.packing import pack
+from omniload.types import Sample, SkippedSample
 from tests.loader_data import rows_of
 
 BUDGET = Budget(tokens=800, tiles=12)
@@ -45,7 +49,33 @@ def make(case, rank, shards):
     return loading
 
 
+def exact(rank):
+    """Two micro-steps on each rank; rank 1 skipped a sample of 30 loss tokens of the step's 120."""
+    ids = np.ones(31, np.int32)
+    batches = []
+    for micro_step in range(2):
+        is_bad = (rank, micro_step) == (1, 0)
+        labels = np.full(31, -100, np.int32) if is_bad else ids
+        reason = SkippedSample(
+            row=3, key="", source="", shard="", shard_row=3, kind="damaged row", reason="",
+            num_loss_tokens=30,
+        )  # fmt: skip
+        batches.append(
+            pack(
+                [Sample(sample_id=-1 if is_bad else rank, input_ids=ids, labels=labels)],
+                micro_step=micro_step,
+                num_loss_tokens_step=120,
+                dp_world_size=2,
+                accumulation=2,
+                skipped_samples=[reason] if is_bad else [],
+            )
+        )
+    return {"factor": exact_factor(batches)}
+
+
 def run(case, early, rank, shards):
+    if case == "exact":
+        return exact(rank)
     loading = early.get(case) or make(case, rank, shards)
     if case != "ledger":
         return {"rows": rows_of(loading)}

@@ -14,7 +14,7 @@ from tests.loader_data import write_data
 ROOT = Path(__file__).resolve().parent.parent
 NUM_ROWS = 12
 CASES = ("agree", "seed", "state", "dp_rank", "alone", "pad_to", "rollback", "epoch", "one_moves",
-         "early", "early_alone", "ledger", "one_loads")  # fmt: skip
+         "early", "early_alone", "ledger", "exact", "one_loads")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,10 @@ def test_ledgers_of_real_processes_add_up(results):
     assert end["balanced"]
     assert end["is_complete"]
     assert (end["seen"], end["ranks"], end["elsewhere"]) == (NUM_ROWS, 2, 0)
+
+
+def test_what_one_rank_skipped_counts_on_all_ranks_alike(results):
+    assert [result["exact"]["factor"] for result in results] == [pytest.approx(120 / 90)] * 2
 
 
 def test_a_rank_that_alone_loaded_a_state_is_told_why_nobody_comes(results):

@@ -27,7 +27,7 @@ __all__ = ["LoaderSettings"]
 #: beyond it no run makes sense, and memory ends before any error
 _MOST_MICRO_STEPS = 2**20
 #: rows that the planner plans together unless told otherwise
-_PLANNED_ROWS = 500_000
+_PLANNED_ROWS = 250_000
 
 
 @dataclass(frozen=True, kw_only=True)

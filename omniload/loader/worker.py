@@ -157,9 +157,10 @@ class PackDataset(Dataset[PackedBatch]):
 
     def _at(self, epoch: int) -> RowSource:
         """Give the rows of an epoch; those of the last one asked for are kept."""
-        if self._of_epoch is None or self._of_epoch[0] != epoch:
-            self._of_epoch = (epoch, self._source.at_epoch(epoch))
-        return self._of_epoch[1]
+        found = self._of_epoch
+        if found is None or found[0] != epoch:
+            found = self._of_epoch = (epoch, self._source.at_epoch(epoch))
+        return found[1]
 
 
 def _read(source: RowSource, row: int) -> Record:
