@@ -125,13 +125,8 @@ def micro_batch(tiles, lengths):
     tokens = sum(lengths)
     ids = torch.randint(0, VOCABULARY, (tokens,))
     bounds = torch.tensor([0, *np.cumsum(lengths).tolist()])
-    return ProfileBatch(
-        inputs=(torch.randn(tiles, PATCHES, WIDTH), ids, bounds),
-        num_tiles=tiles,
-        num_tokens=tokens,
-        sum_squares=sum(length**2 for length in lengths),
-        labels=ids.roll(1),
-    )
+    inputs = torch.randn(tiles, PATCHES, WIDTH), ids, bounds
+    return ProfileBatch.from_lengths(inputs, lengths=lengths, num_tiles=tiles, labels=ids.roll(1))
 
 
 def cross_entropy(logits, labels):
@@ -512,6 +507,10 @@ def test_tables_that_do_not_belong_together_are_refused():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
+        (
+            lambda: profile([*model()[:3], object()]),
+            r"layers must be modules or functions, got object \(layer 3\). Build",
+        ),
         (lambda: profile([]), "a profile needs at least one layer"),
         (lambda: profile(model(), parts=["vision"]), "parts must have one entry a layer: exp.* 8"),
         (lambda: profile(model(), kinds=["a"]), "kinds must have one entry a layer: expected 8"),
@@ -531,6 +530,11 @@ def test_tables_that_do_not_belong_together_are_refused():
 def test_profiles_that_say_nothing_are_refused(make, match):
     with pytest.raises(ConfigError, match=match):
         make()
+
+
+def test_lengths_give_the_shape_of_a_batch():
+    batch = micro_batch(3, (4, 5))
+    assert (batch.num_tiles, batch.num_tokens, batch.sum_squares) == (3, 9, 41)
 
 
 def test_exact_values_give_exact_coefficients():

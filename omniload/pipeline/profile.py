@@ -48,6 +48,27 @@ class ProfileBatch:
     sum_squares: float
     labels: Any = None
 
+    @classmethod
+    def from_lengths(
+        cls, inputs: Any, *, lengths: Sequence[int], num_tiles: int, labels: Any = None
+    ) -> ProfileBatch:
+        """Make one of the lengths of its samples, for example the differences of `cu_seqlens`.
+
+        Args:
+            inputs: what the first layer takes.
+            lengths: tokens of each sample.
+            num_tiles: image tiles in it.
+            labels: what the loss takes besides the output of the last layer.
+        """
+        tokens = np.asarray(lengths, np.float64)
+        return cls(
+            inputs=inputs,
+            num_tiles=num_tiles,
+            num_tokens=float(tokens.sum()),
+            sum_squares=float(np.square(tokens).sum()),
+            labels=labels,
+        )
+
 
 def profile_layers(
     layers: Sequence[Layer],

@@ -21,6 +21,12 @@ def check_lists(
     """
     if not layers:
         raise ConfigError("a profile needs at least one layer.")
+    for place, layer in enumerate(layers):
+        if not callable(layer):
+            raise ConfigError(
+                f"layers must be modules or functions, got {type(layer).__name__} (layer {place}). "
+                "Build the layers that DeepSpeed specifies: layer.build()."
+            )
     for name, given in (("parts", parts), ("kinds", kinds)):
         if given is not None and len(given) != len(layers):
             raise ConfigError(
