@@ -20,7 +20,7 @@ ALLOWED = {
     "images": {"_native"},
     "transforms": {"images", "mrope", "_native"},
     "conversations": {"images", "transforms"},
-    "tars": {"conversations", "images", "shards", "transforms"},
+    "tars": {"cache", "conversations", "images", "shards", "transforms"},
     "interop": {"batch", "conversations", "images", "padding", "stream", "tars", "transforms"},
     "stream": {"batch", "grouping", "loss", "packing", "padding", "transforms"},
     "mrope": {"_native"},

@@ -141,6 +141,7 @@ def _places(path: Path, side: Path) -> None:
         facts = TarFacts(
             num_bytes=archive.size,
             changed_ns=archive.changed_ns,
+            xxh3_128=archive.whole_digest(),
             source="bench",
             settings_fingerprint="",
             num_members=members,

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from omniload.errors import OmniloadError, ShardError
 from omniload.tars.maker import SampleMaker
 from omniload.tars.scan import index_tar
-from omniload.tars.side_file import SideFile
+from omniload.tars.side_file import open_side
 from omniload.tools.pieces import Stopped
 from omniload.tools.processes import start_worker
 from omniload.tools.recipe import Recipe, make_encoder
@@ -95,7 +95,7 @@ def run_index_jobs(
 
 
 def _index(job: IndexJob) -> None:
-    progress: npt.NDArray[np.int64] = np.memmap(job.progress, np.int64, "r+")  # type: ignore[call-overload]
+    progress: npt.NDArray[np.int64] = np.memmap(job.progress, np.int64, "r+")
 
     def tick(position: int) -> None:
         if progress[0]:
@@ -110,7 +110,7 @@ def _index(job: IndexJob) -> None:
         oversize=recipe.oversize,  # type: ignore[arg-type]
     )
     try:
-        known = SideFile(job.side) if job.again else None
+        known = open_side(job.side) if job.again else None
         facts = index_tar(
             job.path, job.side, maker=maker, source=job.source, known=known, tick=tick
         )

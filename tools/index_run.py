@@ -20,7 +20,7 @@ import numpy.typing as npt
 from omniload.errors import ConfigError, ShardError
 from omniload.shards import settings_fingerprint
 from omniload.tars.manifest import TarManifest
-from omniload.tars.side_file import SUFFIX, SideFile
+from omniload.tars.side_file import SUFFIX, open_side
 from omniload.tools.index_jobs import IndexJob, run_index_jobs
 from omniload.tools.index_set import IndexedTar, finish_index
 from omniload.tools.progress_bar import bytes_bar
@@ -130,7 +130,8 @@ _SETTINGS = ("encoder", "tiling", "max_tokens", "oversize")
 def _find(srcs: Sequence[str | Path]) -> list[tuple[Path, str]]:
     """List the tars, each once, with the names of their data sets."""
     found: dict[Path, str] = {}
-    for src in map(os.fspath, srcs):
+    for given in srcs:
+        src = os.fspath(given)
         path = Path(src)
         if path.is_dir():
             paths: Iterable[Path] = sorted(
@@ -149,7 +150,7 @@ def _find(srcs: Sequence[str | Path]) -> list[tuple[Path, str]]:
     if not found:
         raise ConfigError(
             f"no tar found: expected tars, folders of .tar files or globs, got "
-            f"{', '.join(map(repr, map(os.fspath, srcs))):.200}. Only local files are indexed."
+            f"{', '.join(repr(os.fspath(src)) for src in srcs):.200}. Only local files are indexed."
         )
     return list(found.items())
 
@@ -191,7 +192,7 @@ def _claimed(folder: Path, *, given: bool) -> Iterator[None]:
 def _state(tar: IndexedTar, fingerprint: str) -> str:
     """Say what has to be done: "kept" (nothing), "measured" (lengths) or "indexed" (all)."""
     try:
-        facts, side = tar.path.stat(), SideFile(tar.side).facts
+        facts, side = tar.path.stat(), open_side(tar.side).facts
     except (OSError, ShardError):
         return "indexed"
     if (side.num_bytes, side.changed_ns) != (facts.st_size, facts.st_mtime_ns):
@@ -212,7 +213,7 @@ def _do(
     with tempfile.NamedTemporaryFile(prefix="omniload-index-") as file:
         file.truncate(8 * (len(tars) + 1))
         # slot 0 tells to stop, the others say how many bytes of a tar are done
-        progress: npt.NDArray[np.int64] = np.memmap(file.name, np.int64, "r+")  # type: ignore[call-overload]
+        progress: npt.NDArray[np.int64] = np.memmap(file.name, np.int64, "r+")
         jobs = []
         for number, tar in enumerate(tars):
             if states[tar.name] == "kept":

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from omniload.errors import ConfigError
 from omniload.shards import ShardInfo, settings_fingerprint
@@ -28,7 +29,7 @@ from omniload.tars.manifest import (
     TarManifest,
     write_tar_manifest,
 )
-from omniload.tars.side_file import SideFile, TarFacts
+from omniload.tars.side_file import SideFile, TarFacts, open_side
 from omniload.tools.recipe import Recipe, make_encoder
 
 __all__ = ["IndexedTar", "finish_index"]
@@ -83,7 +84,7 @@ def finish_index(
     columns: dict[str, list[npt.NDArray[np.int32]]] = {name: [] for name in _LENGTHS}
     with _written(folder / REJECTED_NAME) as rejected:
         for tar in tars:
-            side = SideFile(tar.side)
+            side = open_side(tar.side)
             facts = side.facts
             rejected.writelines(_rejected_lines(tar, side))
             counts.update(_counts(facts))
@@ -95,8 +96,11 @@ def finish_index(
                 TarEntry(
                     name=tar.name,
                     num_bytes=facts.num_bytes,
+                    xxh3_128=facts.xxh3_128,
                     num_rows=facts.num_rows,
                     digest=facts.digest,
+                    side_bytes=tar.side.stat().st_size,
+                    side_xxh3_128=xxhash.xxh3_128_hexdigest(tar.side.read_bytes()),
                     source=tar.source,
                 )
             )

@@ -141,7 +141,8 @@ class _Records:
                 raise SampleError(f"{refusal(error)[1]} ({_where(sample)})") from None
 
     def record(self, sample: Any) -> Record:
-        members, contents = [], {}
+        members: list[Member] = []
+        contents: dict[int, bytes] = {}
         key = str(sample.get("__key__", "")) if isinstance(sample, Mapping) else ""
         if not key:
             raise ConfigError(

@@ -83,6 +83,13 @@ class Archive:
             running.update(window.view(start, min(left, window.capacity)))
         return running.intdigest()
 
+    def whole_digest(self) -> str:
+        """Take the checksum of all bytes, xxh3 of 128 bits, 32 hexadecimal digits."""
+        running = xxhash.xxh3_128()
+        for start in range(0, self.size, self._window.capacity):
+            running.update(self._window.view(start, self._window.capacity))
+        return running.hexdigest()
+
 
 def digest(content: bytes) -> int:
     """Take the checksum of a content in memory, as `Archive.digest` does."""

@@ -29,6 +29,7 @@ __all__ = [
     "TarEntry",
     "TarManifest",
     "is_tar_set",
+    "parse_tar_manifest",
     "read_tar_manifest",
     "write_tar_manifest",
 ]
@@ -48,15 +49,21 @@ class TarEntry:
     Args:
         name: path below the root, with "/".
         num_bytes: its size.
+        xxh3_128: its checksum, 32 hexadecimal digits.
         num_rows: samples of it that are used.
-        digest: of its side file.
+        digest: of what its side file says.
+        side_bytes: size of its side file.
+        side_xxh3_128: checksum of its side file.
         source: name of its data set.
     """
 
     name: str
     num_bytes: int
+    xxh3_128: str
     num_rows: int
     digest: str
+    side_bytes: int
+    side_xxh3_128: str
     source: str
 
 
@@ -101,7 +108,7 @@ def write_tar_manifest(folder: Path, manifest: TarManifest) -> None:
 
 
 def read_tar_manifest(folder: str | Path) -> TarManifest:
-    """Read and check the description of a set.
+    """Read and check the description of a set in a folder.
 
     Args:
         folder: the index folder.
@@ -111,7 +118,7 @@ def read_tar_manifest(folder: str | Path) -> TarManifest:
     """
     path = Path(folder) / SET_NAME
     try:
-        data = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise ShardError(
             f"{folder} has no {SET_NAME}, so it is no folder of indexed tars. Make the index with "
@@ -119,23 +126,38 @@ def read_tar_manifest(folder: str | Path) -> TarManifest:
         ) from None
     except OSError as error:
         raise ShardError(f"{path} can't be read: {error.strerror}.") from None
+    return parse_tar_manifest(data, str(path))
+
+
+def parse_tar_manifest(text: str | bytes, where: str) -> TarManifest:
+    """Read and check the description of a set.
+
+    Args:
+        text: the JSON.
+        where: its path or URL, for messages.
+
+    Raises:
+        ShardError: a broken one, or one of another version.
+    """
+    try:
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ShardError(
-            f"{path} must be JSON, but it can't be read: {error}. Run `omniload index` again."
+            f"{where} must be JSON, but it can't be read: {error}. Run `omniload index` again."
         ) from None
     if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
-        raise ShardError(f"{path} is not of omniload: its format must be {_FORMAT!r}.")
+        raise ShardError(f"{where} is not of omniload: its format must be {_FORMAT!r}.")
     version = data.pop("version", None)
     if version != _VERSION:
         raise ShardError(
-            f"{path}: version must be {_VERSION}, which this omniload reads, got {version!r}. Run "
+            f"{where}: version must be {_VERSION}, which this omniload reads, got {version!r}. Run "
             "`omniload index` again."
         )
     try:
         return _parse(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ShardError(
-            f"{path} is damaged: {type(error).__name__}: {error}. Run `omniload index` again."
+            f"{where} is damaged: {type(error).__name__}: {error}. Run `omniload index` again."
         ) from None
 
 

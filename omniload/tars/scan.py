@@ -167,10 +167,11 @@ class _Counts:
         self, archive: Archive, known: SideFile | None, maker: SampleMaker, source: str
     ) -> TarFacts:
         before = None if known is None else known.facts
-        damage = tuple(tuple(part) for part in self._damage[:_MOST_DAMAGE])
+        damage = tuple((part.start, part.stop, part.reason) for part in self._damage[:_MOST_DAMAGE])
         return TarFacts(
             num_bytes=archive.size,
             changed_ns=archive.changed_ns,
+            xxh3_128=archive.whole_digest() if before is None else before.xxh3_128,
             source=source,
             settings_fingerprint=settings_fingerprint(maker.settings()),
             num_members=self._members,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ import xxhash
 from omniload.errors import ShardError
 from omniload.tars.members import Damage, Member
 
-__all__ = ["SUFFIX", "SideFile", "TableWriter", "TarFacts"]
+__all__ = ["SUFFIX", "SideFile", "TableWriter", "TarFacts", "open_side"]
 
 SUFFIX = ".omniload-index"
 _VERSION = 1
@@ -56,6 +57,7 @@ class TarFacts:
     Args:
         num_bytes: its size when it was indexed.
         changed_ns: when it was changed last, nanoseconds since 1970.
+        xxh3_128: checksum of the whole tar, 32 hexadecimal digits.
         source: name of its data set.
         settings_fingerprint: of the settings that lengths were measured with.
         num_members: files and links in it, also those that belong to no sample.
@@ -71,6 +73,7 @@ class TarFacts:
 
     num_bytes: int
     changed_ns: int
+    xxh3_128: str
     source: str
     settings_fingerprint: str
     num_members: int
@@ -132,7 +135,8 @@ class TableWriter:
             fields=list(_COLUMNS[-1][1].value_type),
         )
         ends: Any = pa.array(np.array(self._ends, np.int32))
-        columns.append(pa.ListArray.from_arrays(ends, struct, type=_COLUMNS[-1][1]))
+        kind: Any = _COLUMNS[-1][1]
+        columns.append(pa.ListArray.from_arrays(ends, struct, type=kind))
         batch = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
         signed = replace(facts, digest=_digest(batch))
         text = json.dumps({"version": _VERSION, **asdict(signed)})
@@ -144,10 +148,11 @@ class TableWriter:
 
 
 class SideFile:
-    """A side file, mapped and checked.
+    """A side file, checked; `open_side` maps one.
 
     Args:
-        path: where it lies.
+        data: its bytes; views of them are kept.
+        where: its path or URL, for messages.
 
     Attributes:
         facts: of the tar.
@@ -157,19 +162,12 @@ class SideFile:
         num_loss_tokens: int32 (num_samples,).
 
     Raises:
-        ShardError: it is missing or damaged.
+        ShardError: it is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, data: Any, where: str) -> None:
         try:
-            with path.open("rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ShardError(
-                f"{path} can't be read: {error}. Run `omniload index` again."
-            ) from None
-        try:
-            reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(mapped)))
+            reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(data)))
             self.facts = _read_facts(reader.schema)
             if reader.schema.remove_metadata() != _SCHEMA or reader.num_record_batches != 1:
                 raise ValueError("its columns are not those of an index")
@@ -178,7 +176,7 @@ class SideFile:
             self._take(batch)
         except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
             raise ShardError(
-                f"{path} is damaged or of another version: {error}. Run `omniload index` again."
+                f"{where} is damaged or of another version: {error}. Run `omniload index` again."
             ) from None
 
     def __len__(self) -> int:
@@ -237,6 +235,20 @@ class SideFile:
     def damage(self) -> Iterator[Damage]:
         """Give the damaged parts that are listed."""
         return (Damage(*part) for part in self.facts.damage)
+
+
+def open_side(path: Path) -> SideFile:
+    """Map a side file.
+
+    Raises:
+        ShardError: it is missing or damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ShardError(f"{path} can't be read: {error}. Run `omniload index` again.") from None
+    return SideFile(mapped, os.fspath(path))
 
 
 def _read_facts(schema: Any) -> TarFacts:
