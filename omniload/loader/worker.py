@@ -179,7 +179,7 @@ def _is_about_row(error: OmniloadError, source: RowSource, row: int) -> bool:
         return True
     shard = source.locate(row)[0]
     for other in _neighbours(source, row):
-        if source.locate(other)[0] != shard:
+        if other == row or source.locate(other)[0] != shard:
             continue
         try:
             source.read(other)
@@ -190,10 +190,12 @@ def _is_about_row(error: OmniloadError, source: RowSource, row: int) -> bool:
 
 
 def _neighbours(source: RowSource, row: int) -> Iterator[int]:
-    first = row - source.locate(row)[1]
-    for other in (first, *(row + sign * 4**power for power in range(9) for sign in (1, -1))):
-        if other != row and 0 <= other < len(source):
-            yield other
+    """Give some rows that may lie in the same shard: all near ones, and fewer far away."""
+    yield row - source.locate(row)[1]
+    for distance in (*range(1, 9), *(2**power for power in range(4, 18))):
+        for other in (row - distance, row + distance):
+            if 0 <= other < len(source):
+                yield other
 
 
 def _check(sample: Sample, record: Record, source: RowSource) -> None:
