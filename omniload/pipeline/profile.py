@@ -239,11 +239,15 @@ class _Runs:
         def again(inputs: Any) -> Any:
             return checkpoint(step, inputs, use_reentrant=False)
 
-        shortest = []
-        for run in (step, again):
-            passes = [self._pass(run, leaves, weights) for _ in range(self.warmup + self.repeats)]
-            shortest.append([min(times) for times in zip(*passes[self.warmup :], strict=True)])
-        (forward, backward), (_, longer) = shortest
+        # in turn, so that what slows the machine for a while slows both
+        passes = [
+            (self._pass(step, leaves, weights), self._pass(again, leaves, weights))
+            for _ in range(self.warmup + self.repeats)
+        ]
+        used = passes[self.warmup :]
+        forward = min(plain[0] for plain, _ in used)
+        backward = min(plain[1] for plain, _ in used)
+        longer = min(recomputed[1] for _, recomputed in used)
         return forward, backward, max(longer - backward, 0.0)
 
     def _pass(self, run: Layer, leaves: Any, weights: list[torch.Tensor]) -> tuple[float, float]:
