@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -403,6 +404,62 @@ def test_threads_and_order_go_with_their_client(tmp_path, server):
     del client
     assert not list((tmp_path / "cache").glob("order-*"))
     wait_until(lambda: not any("omniload-cache" in t.name for t in threading.enumerate()))
+
+
+def test_a_folder_that_goes_while_it_is_in_use_is_named(tmp_path, server):
+    one, other = add(server, 1), add(server, 2)
+    client = client_of(server, tmp_path / "cache")
+    first_byte(client, one)
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(ShardError, match=r"cache folder .* can't be used: No such file"):
+        first_byte(client, other)
+
+
+READ_FOR_EVER = """
+import pickle, random, sys
+import xxhash
+client, entries, seed = pickle.loads(sys.stdin.buffer.read())
+rng = random.Random(seed)
+print("ready", flush=True)
+while True:
+    entry = rng.choice(entries)
+    client.prefetch(rng.sample(entries, 3))
+    data = bytes(client.get(entry, memoryview))
+    if xxhash.xxh3_128_hexdigest(data) != entry.xxh3_128:
+        print("wrong", flush=True)
+"""
+
+
+def test_processes_killed_at_any_moment_leave_nothing_that_is_wrong(tmp_path, server):
+    entries = [add(server, i, 20_000 + 1000 * i) for i in range(8)]
+    folder, limit = tmp_path / "cache", 100_000
+    client = client_of(server, folder, max_bytes=limit)
+    server.faults = [slow(3_000, 0.002) for _ in range(10_000)]
+    rng = random.Random(0)
+    for seed in range(4):
+        child = subprocess.Popen(
+            [sys.executable, "-c", READ_FOR_EVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).resolve().parent.parent,
+        )
+        child.stdin.write(pickle.dumps((client, entries, seed)))
+        child.stdin.close()
+        assert child.stdout.readline() == b"ready\n"
+        time.sleep(rng.uniform(0.05, 0.4))
+        child.kill()
+        said = child.stdout.read()
+        child.stdout.close()
+        child.wait()
+        assert said == b""
+        for path in folder.glob("*.shard"):
+            assert xxhash.xxh3_128_hexdigest(path.read_bytes()) == path.name[:32]
+        assert used(folder) <= limit
+    server.faults = []
+    for entry in entries:  # what they left is taken up, and its room given back
+        assert xxhash.xxh3_128_hexdigest(client.get(entry, bytes)) == entry.xxh3_128
+    assert used(folder) <= limit
+    assert not list(folder.glob("*.evicted"))
 
 
 @pytest.fixture

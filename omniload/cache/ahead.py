@@ -22,6 +22,7 @@ __all__ = ["FetchAhead"]
 _log = logging.getLogger(__name__)
 
 _IDLE_S = 0.05
+_REST_S = 0.5
 #: a file that could not be fetched is left to whoever needs it, who gets the error
 _AFTER_FAILURE_S = 60.0
 
@@ -75,7 +76,10 @@ class FetchAhead:
             for place, entry in enumerate(wanted):
                 if self._is_stopped() or self.wanted is not wanted or not self._try(entry, place):
                     break
-            time.sleep(_IDLE_S)
+            # all is here, or there is no room for more: until something changes, to look is a waste
+            end = time.monotonic() + _REST_S
+            while self.wanted is wanted and not self._is_stopped() and time.monotonic() < end:
+                time.sleep(_IDLE_S)
 
     def _try(self, entry: Entry, place: int) -> bool:
         """Fetch a file if it is not here; False: go no further in the order."""

@@ -21,6 +21,7 @@ from omniload.cache.orders import PublishedOrder
 from omniload.cache.room import reserve
 from omniload.cache.transport import Transport, make_transport
 from omniload.cache.url import check_url
+from omniload.errors import ShardError
 
 __all__ = ["CacheClient"]
 
@@ -173,18 +174,28 @@ class _Process:
 
     def map(self, entry: Entry, transport: Transport | None = None) -> tuple[mmap.mmap, int]:
         """Map a file, after fetching it if need be; returns the map and the number of its inode."""
-        descriptor = self._folder.open(entry)
-        self.figures["hits" if descriptor is not None else "misses"] += 1
-        if descriptor is None:
-            begin = time.monotonic()
-            descriptor = self._fetch(entry, transport or self._transport)
-            self.figures["wait_s"] += time.monotonic() - begin
+        try:
+            descriptor = self._obtain(entry, transport or self._transport)
+        except OSError as error:
+            raise ShardError(
+                f"the cache folder {self._folder.path} can't be used: {error.strerror} "
+                f"({error.filename}). It must stay where it is, and writable, while it is in use."
+            ) from None
         try:
             # the map keeps the mark that the file is in use
             data = mmap.mmap(descriptor, entry.num_bytes, access=mmap.ACCESS_READ)
             return data, os.fstat(descriptor).st_ino
         finally:
             os.close(descriptor)
+
+    def _obtain(self, entry: Entry, transport: Transport) -> int:
+        descriptor = self._folder.open(entry)
+        self.figures["hits" if descriptor is not None else "misses"] += 1
+        if descriptor is None:
+            begin = time.monotonic()
+            descriptor = self._fetch(entry, transport)
+            self.figures["wait_s"] += time.monotonic() - begin
+        return descriptor
 
     def _fetch(self, entry: Entry, transport: Transport) -> int:
         storage = self._storage

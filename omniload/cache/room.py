@@ -58,7 +58,8 @@ def reserve(
     Args:
         folder: the folder.
         entry: the file.
-        patience_s: how long to wait for files that are in use, or being fetched by others.
+        patience_s: how long to wait for files that are in use, or being fetched by others without
+            progress.
         let_go: called to close what this process has open of files that went.
 
     Raises:
@@ -70,18 +71,22 @@ def reserve(
             f"Cache.max_bytes must hold at least the largest file: expected {entry.num_bytes}, "
             f"got {folder.max_bytes}."
         )
-    begin, pause_s = time.monotonic(), 0.0
+    begin = since = time.monotonic()
+    pause_s, written_ns = 0.0, 0
     while True:
         with folder.space():
             found = folder.scan()
             need = _needed(folder, entry, found)
-            waited_s = time.monotonic() - begin
+            now = time.monotonic()
             # a process that is stopped never gives the room of its files back
-            pending = _pending(found) if waited_s < _PENDING_S else 0
+            pending = _pending(found) if now - begin < _PENDING_S else 0
             if _evict(folder, _victims(folder, entry, found), need - pending) >= need:
                 _take(folder, entry)
                 return
-        if waited_s > patience_s:
+        latest_ns = max((item.used_ns for item in found if item.kind == "partial"), default=0)
+        if latest_ns != written_ns:
+            since, written_ns = now, latest_ns
+        if now - since > patience_s:
             raise _no_room(folder, entry, found)
         let_go()
         time.sleep(pause_s)
