@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from omniload.batch import PackedBatch
 from omniload.errors import OmniloadError, SampleError, ShardError
 from omniload.loader.blank import blank_record, blank_sample
+from omniload.loader.notes import NO_NOTES, Notes, Phase
 from omniload.loader.settings import LoaderSettings
 from omniload.loader.tasks import Task
 from omniload.packing import Reserved, pack, reserve
@@ -53,6 +54,20 @@ class PackDataset(Dataset[PackedBatch]):
         self._of_epoch: tuple[int, RowSource] | None = None
 
     def __getitem__(self, task: Task) -> PackedBatch:
+        return self.make(task)
+
+    def make(self, task: Task, notes: Notes = NO_NOTES) -> PackedBatch:
+        """Make the batch of a task; threads may share this.
+
+        Args:
+            task: the task.
+            notes: told of each row.
+
+        Raises:
+            SampleError: a sample can't be used.
+            ShardError: a row can't be read.
+            ConfigError: the batch doesn't fit its padding, or the shared memory that is free.
+        """
         is_filler = len(task.rows) == 0
         uniform = self._settings.uniform_modality
         dummy, reserved = None, None
@@ -62,9 +77,10 @@ class PackDataset(Dataset[PackedBatch]):
             with_image = task.has_images and (task.needs_image or not uniform)
             samples = [self._transform.filler(with_image=with_image)]
         else:
-            samples, reserved = self._samples(task, skipped)
+            samples, reserved = self._samples(task, skipped, notes)
             if uniform and task.needs_image:
                 dummy = self._transform.filler(with_image=True)
+        notes.at(Phase.PACK)
         return pack(
             samples,
             step=task.step,
@@ -83,20 +99,22 @@ class PackDataset(Dataset[PackedBatch]):
         )
 
     def _samples(
-        self, task: Task, skipped: list[SkippedSample]
+        self, task: Task, skipped: list[SkippedSample], notes: Notes
     ) -> tuple[list[Sample], Reserved | None]:
         """Make the samples of a task, in the memory of the batch where the transform can.
 
         Args:
             task: the task.
             skipped: those that can't be used are added here.
+            notes: told of each row.
         """
-        source = self._at(task.epoch)
+        source = self.rows(task.epoch)
         if task.upcoming:
             source.prefetch(task.upcoming)
         records: list[Record] = []
         unread: dict[int, SampleError] = {}
         for row in task.rows.tolist():
+            notes.at(Phase.READ, row)
             try:
                 records.append(_read(source, row))
             except (SampleError, ShardError) as error:
@@ -113,6 +131,8 @@ class PackDataset(Dataset[PackedBatch]):
             tiles = list(reserved.tiles)
         samples = []
         for record, room in zip(records, tiles, strict=True):
+            notes.at(Phase.TRANSFORM, record.row)
+            notes.key(record.key)
             try:
                 if record.row in unread:
                     raise unread[record.row]
@@ -155,7 +175,7 @@ class PackDataset(Dataset[PackedBatch]):
         _check(sample, record, source)
         return sample
 
-    def _at(self, epoch: int) -> RowSource:
+    def rows(self, epoch: int) -> RowSource:
         """Give the rows of an epoch; those of the last one asked for are kept."""
         found = self._of_epoch
         if found is None or found[0] != epoch:
