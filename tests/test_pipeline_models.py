@@ -303,6 +303,15 @@ def test_a_cut_behind_the_projector_sends_the_visual_tokens_only():
     assert table.output(ONE_TOKEN)[table.layers.index("embedding"), 0] == 2 * 6144
 
 
+def test_cuts_send_what_was_worked_out_for_the_published_model():
+    table = cost_table(preset("internvl-6b-20b"))
+    pack = Shapes(num_tiles=[9.74], num_tokens=[3717], sum_squares=[3717.0**2])
+    sent = table.output(pack)[:, 0] / 1e6
+    by_parameters, balanced = (56, 71, 84), (25, 52, 74)
+    assert sum(sent[cut - 1] for cut in by_parameters) == pytest.approx(137.0, abs=0.1)
+    assert sum(sent[cut - 1] for cut in balanced) == pytest.approx(155.2, abs=0.1)
+
+
 def test_tied_embeddings_are_a_tied_group():
     table = cost_table(tiny(tied_embeddings=True))
     assert [table.layers[layer] for layer in table.tied[0]] == ["embedding", "head"]
