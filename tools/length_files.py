@@ -23,7 +23,7 @@ def read_lengths(path: Path | None, *, samples: int, seed: int) -> tuple[LengthI
     """Read the lengths of a data set, or make some up.
 
     Args:
-        path: a shard folder, or a Parquet or CSV file; None: made-up lengths.
+        path: a folder of shards or indexed tars, or a Parquet or CSV file; None: made-up lengths.
         samples: rows to make up.
         seed: their seed.
 
@@ -40,7 +40,10 @@ def read_lengths(path: Path | None, *, samples: int, seed: int) -> tuple[LengthI
         return make_lengths(samples, seed=seed), f"{samples} made-up rows, seed {seed}"
     if path.is_dir():
         from omniload.shards import open_shards
+        from omniload.tars import is_tar_set, open_tars
 
+        if is_tar_set(path):
+            return open_tars(path).index, f"tars {path.name}"
         return open_shards(path).index, f"shards {path.name}"
     return read_length_file(path), f"lengths {path.name}"
 

@@ -11,9 +11,10 @@ from typing import Self
 import xxhash
 
 from omniload.errors import ConfigError, ShardError
-from omniload.tars.members import Damage, Member, Window, members
+from omniload.tars.members import FILE, Damage, Member, Window, members
+from omniload.tars.samples import is_image
 
-__all__ = ["Archive", "digest", "read_exactly", "refuse_no_tar"]
+__all__ = ["Archive", "digest", "has_image", "read_exactly", "refuse_no_tar"]
 
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
@@ -136,3 +137,12 @@ def _refuse_packed(path: Path, head: bytes) -> None:
                 f"{path} is compressed with {name}, so its samples can't be reached one by one. "
                 "Unpack it to a plain .tar first; image files don't get smaller anyway."
             )
+
+
+def has_image(path: Path) -> bool:
+    """Tell whether any member of a tar is an image; found at once where there are some."""
+    with Archive(path) as archive:
+        return any(
+            isinstance(member, Member) and member.kind == FILE and is_image(member)
+            for member in archive.members()
+        )

@@ -1,4 +1,4 @@
-"""The files of a set of indexed tars, and where they lie in a folder; `remote` has those at a URL."""
+"""The files of a set of indexed tars in a folder; `omniload.tars.remote` has those at a URL."""
 
 from __future__ import annotations
 

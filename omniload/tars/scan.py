@@ -17,13 +17,12 @@ from omniload.conversations import (
 )
 from omniload.errors import SampleError
 from omniload.shards.manifest import settings_fingerprint, write_atomic
-from omniload.tars.archive import Archive, refuse_no_tar
+from omniload.tars.archive import Archive, has_image, refuse_no_tar
 from omniload.tars.maker import SampleMaker
 from omniload.tars.members import FILE, Damage, Member
 from omniload.tars.samples import (
     TarRecord,
     group_members,
-    is_image,
     read_group,
     split_name,
 )
@@ -64,7 +63,7 @@ def index_tar(
     with Archive(path) as archive:
         table = TableWriter()
         counts = _Counts()
-        has_images = _lazily(lambda: _any_image(path))
+        has_images = _lazily(lambda: has_image(path))
         for group, checksums in counts.of(_groups(archive, known)):
             key = split_name(group[0].name)[0]
             lengths, refused, images = (0, 0, 0), ("", ""), 0
@@ -195,14 +194,6 @@ def _groups(
     if known is None:
         return scan_members(archive)
     return (known.group(line) for line in range(len(known)))
-
-
-def _any_image(path: Path) -> bool:
-    with Archive(path) as archive:
-        return any(
-            isinstance(member, Member) and member.kind == FILE and is_image(member)
-            for member in archive.members()
-        )
 
 
 def _lazily(ask: Callable[[], bool]) -> Callable[[], bool]:

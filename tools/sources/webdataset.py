@@ -8,9 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from omniload.conversations import RefusedError, record_key
-from omniload.tars.archive import Archive, refuse_no_tar
-from omniload.tars.members import FILE, Damage, Member
-from omniload.tars.samples import group_members, is_image, read_group, split_name
+from omniload.tars.archive import Archive, has_image, refuse_no_tar
+from omniload.tars.members import Damage, Member
+from omniload.tars.samples import group_members, read_group, split_name
 from omniload.tools.sources.base import SPAN_RECORDS, InputFile, RawSample, Rejection, Span
 from omniload.tools.sources.media import ImageLoader
 from omniload.tools.sources.records import read_record, reject
@@ -110,9 +110,4 @@ def _asks(archive: Archive) -> Callable[[], bool]:
 
 @lru_cache(maxsize=64)
 def _has_images(path: Path, size: int, changed_ns: int) -> bool:
-    """Whether any member of an archive is an image; found at once where there are some."""
-    with Archive(path) as archive:
-        return any(
-            isinstance(member, Member) and member.kind == FILE and is_image(member)
-            for member in archive.members()
-        )
+    return has_image(path)
