@@ -415,6 +415,42 @@ def test_a_folder_that_goes_while_it_is_in_use_is_named(tmp_path, server):
         first_byte(client, other)
 
 
+FORK_AND_WAIT = """
+import os, pickle, sys, time
+client, one, other = pickle.loads(sys.stdin.buffer.read())
+client.prefetch([one])
+client.get(one, memoryview)
+child = os.fork()
+if child == 0:
+    client.prefetch([other])
+    client.get(other, memoryview)
+    print("ready", os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_forked_process_does_not_keep_up_the_order_of_a_parent_that_died(tmp_path, server):
+    one, other = add(server, 1), add(server, 2)
+    folder = tmp_path / "cache"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", FORK_AND_WAIT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parent.parent,
+    )
+    parent.stdin.write(pickle.dumps((client_of(server, folder), one, other)))
+    parent.stdin.close()
+    child = int(parent.stdout.readline().split()[1])
+    try:
+        assert read_orders(folder) == {one.name: 0, other.name: 0}
+        parent.kill()
+        parent.wait()
+        assert read_orders(folder) == {other.name: 0}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+
+
 READ_FOR_EVER = """
 import pickle, random, sys
 import xxhash

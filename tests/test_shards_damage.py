@@ -147,7 +147,7 @@ def size_of_shard(folder):
 
 def test_a_damaged_index_is_our_error_or_harmless(folder):
     size = (folder / "index.arrow").stat().st_size
-    outcomes = damage(folder, "index.arrow", range(0, size, 16))
+    outcomes = damage(folder, "index.arrow", range(0, size, 8))
     assert outcomes["error"] > 50
 
 
