@@ -50,8 +50,9 @@ def jit(function: _Function) -> _Function:
     _announce_compiling()
     folder, _ = cache_folder()
     if folder is not None:
-        # Numba reads the setting while it decorates; then it is put back for everybody else
-        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
+        # Numba reads the setting while it decorates; then it is put back for everybody else.
+        # It would take code that was compiled with other options, so these name the folder inside.
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder / "nogil")
         try:
             with contextlib.suppress(RuntimeError):  # "cannot cache function": no source file
                 cached: _Function = numba.njit(cache=True, nogil=True)(function)

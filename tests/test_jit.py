@@ -112,3 +112,10 @@ def test_folders_made_on_the_way_are_private_whatever_the_umask(home, monkeypatc
         assert cache_folder()[0] == home / "a" / "b" / "omniload"
     finally:
         os.umask(before)
+
+
+def test_planning_leaves_the_interpreter_to_other_threads():
+    from omniload.grouping.fit import fit_groups
+
+    if hasattr(fit_groups, "targetoptions"):  # else NUMBA_DISABLE_JIT is set
+        assert fit_groups.targetoptions["nogil"]
