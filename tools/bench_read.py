@@ -175,7 +175,7 @@ def _arrow(path: Path, records: list[Record], order: list[int]) -> dict[str, Any
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
         for each in batches:
             writer.write_batch(each)
-    table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+    table: Any = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
 
     def read_rows() -> int:
         size = 0
