@@ -12,7 +12,7 @@ of them frozen, and what they cost follows from the packs of the data.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from omniload.pipeline._recompute_search import all_stages
 from omniload.pipeline.kinds import Shapes
 from omniload.pipeline.plan import PipelinePlan
 from omniload.pipeline.predict import StepModel, predict, step_places
+from omniload.pipeline.rerank import StepTimer
 from omniload.pipeline.stage_costs import StageCosts, memory_limits, worst_shape
 from omniload.pipeline.table import CostTable, Recompute
 
@@ -34,7 +35,7 @@ Int64Array = npt.NDArray[np.int64]
 
 _NEVER = 2**62
 _NEAR = 0.05  # plans whose value is so much above the best are worth simulating
-_CLIMB = 2  # layers by which a bound is moved in the last search
+_PIPELINES = 32  # simulated for each plan
 
 
 def plan_pipeline(
@@ -110,7 +111,14 @@ class Planner:
         found = self.cuts(keep=simulated)[1]
         if simulated == 0:
             return self.predict(found[0], self.recompute(found[0]))
-        _, parts = self.quickest(map(tuple, found.tolist()))
+        timer = StepTimer(
+            costs=self.costs,
+            limits=self.limits,
+            possible=self.stage_ns >= 0,
+            model=self._model,
+            places=self._places,
+        )
+        _, parts = timer.quickest(map(tuple, found.tolist()))
         return self.predict(parts, self.recompute(parts))
 
     def cuts(self, *, keep: int = 0) -> tuple[Int64Array, Int64Array]:
@@ -154,30 +162,6 @@ class Planner:
                 return None
             chosen += found
         return tuple(chosen)
-
-    def quickest(self, plans: Iterable[tuple[int, ...]]) -> tuple[float, tuple[int, ...]]:
-        """Simulate plans and those around the quickest of them, and return the quickest of all.
-
-        Args:
-            plans: bounds of the stages.
-
-        Returns:
-            Mean time of a step, nanoseconds, and the bounds.
-        """
-        seen: dict[tuple[int, ...], float] = {}
-        best = min((self._step_ns(parts, seen), parts) for parts in plans)
-        while True:
-            near = []
-            for at in range(1, self.costs.num_stages):
-                for move in (*range(-_CLIMB, 0), *range(1, _CLIMB + 1)):
-                    moved = list(best[1])
-                    moved[at] += move
-                    if moved[at - 1] < moved[at] < moved[at + 1] and self._allowed(moved):
-                        near.append(tuple(moved))
-            found = min(((self._step_ns(parts, seen), parts) for parts in near), default=best)
-            if found[0] >= best[0]:
-                return best
-            best = found
 
     def predict(self, parts: Sequence[int], recompute: Sequence[Recompute] | None) -> PipelinePlan:
         """Make a plan of bounds and choices; None: everything is recomputed."""
@@ -255,19 +239,8 @@ class Planner:
     def _raw_places(self) -> Int64Array:
         costs = self.costs
         ranks = costs.table.data_parallel
-        return step_places(len(costs.shapes), costs.num_micro_batches, ranks)
-
-    def _allowed(self, parts: Sequence[int]) -> bool:
-        bounds = np.asarray(parts)
-        stages = np.arange(self.costs.num_stages)
-        return bool((self.stage_ns[stages, bounds[:-1], bounds[1:]] >= 0).all())
-
-    def _step_ns(self, parts: tuple[int, ...], seen: dict[tuple[int, ...], float]) -> float:
-        if parts not in seen:
-            chosen = self.recompute(parts)
-            assert chosen is not None  # only plans that fit are simulated
-            seen[parts] = float(self._model.steps_ns(parts, chosen, self._places).mean())
-        return seen[parts]
+        most = max(1, _PIPELINES // ranks)
+        return step_places(len(costs.shapes), costs.num_micro_batches, ranks, most_steps=most)
 
     def _why_not(self) -> str:
         """Say what a plan would need."""

@@ -84,19 +84,35 @@ class StepModel:
             parts: bounds of the stages.
             recompute: the choice of each layer.
         """
-        ends, inner = np.asarray(parts), np.asarray(parts[1:-1], np.int64) - 1
-        sent = self._transfer[inner]
-        again = np.zeros((len(parts) - 1, len(self.shapes)), np.int64)
-        for stage, (low, high) in enumerate(itertools.pairwise(parts)):
-            for layer in range(low, high):
-                if recompute[layer] != 0 and self.table.has_backward[layer]:
-                    again[stage] += self._recompute(layer, recompute[layer])
+        stages = [
+            self.stage(low, high, recompute[low:high]) for low, high in itertools.pairwise(parts)
+        ]
+        sent = self.transfer[np.asarray(parts[1:-1], np.int64) - 1]
         return StageTimes(
-            forward=self._forward[ends[1:]] - self._forward[ends[:-1]],
-            backward=self._backward[ends[1:]] - self._backward[ends[:-1]] + again,
+            forward=np.stack([forward for forward, _ in stages]),
+            backward=np.stack([backward for _, backward in stages]),
             transfer=sent,
             gradient_transfer=sent,
         )
+
+    def stage(
+        self, low: int, high: int, recompute: Sequence[Recompute]
+    ) -> tuple[Int64Array, Int64Array]:
+        """Add up the layers [low, high).
+
+        Args:
+            low: the first layer.
+            high: the layer after the last.
+            recompute: the choice of each of them.
+
+        Returns:
+            Nanoseconds of forward and of backward passes, int64 (num_micro_batches,) each.
+        """
+        backward = self._backward[high] - self._backward[low]
+        for layer, choice in enumerate(recompute, start=low):
+            if choice != 0 and self.table.has_backward[layer]:
+                backward = backward + self._recompute(layer, choice)
+        return self._forward[high] - self._forward[low], backward
 
     def steps_ns(
         self, parts: Sequence[int], recompute: Sequence[Recompute], places: Int64Array
@@ -140,7 +156,8 @@ class StepModel:
         return _running(nanoseconds(self.table.backward(self.shapes)))
 
     @cached_property
-    def _transfer(self) -> Int64Array:
+    def transfer(self) -> Int64Array:
+        """int64 (num_layers, num_micro_batches): sending over a cut after each layer, one way."""
         return transfer_ns(self.table, self.shapes)
 
     @cached_property
