@@ -12,7 +12,7 @@ import xxhash
 from omniload.errors import ConfigError
 from omniload.index import LengthIndex
 from omniload.shards.arrow import index_schema
-from omniload.shards.layout import OUTSIDE, batch_blocks, batch_layout
+from omniload.shards.layout import OUTSIDE, LayoutReader, batch_blocks
 from omniload.shards.manifest import ShardInfo
 from omniload.shards.views import damaged, open_arrow
 
@@ -47,7 +47,9 @@ def _columns(data: mmap.mmap, num_rows: int) -> list[npt.NDArray[np.int32]]:
     blocks = batch_blocks(data)
     if len(blocks) != 1:
         raise ValueError(f"it must have one batch, got {len(blocks)}")
-    layout = batch_layout(data, blocks[0], 6)  # a column: what is null (nothing is), and values
+    layout = LayoutReader(data, 6).read(
+        blocks[0]
+    )  # a column: what is null (nothing is), and values
     if layout.num_rows != num_rows:
         raise ValueError(f"it must have {num_rows} rows, got {layout.num_rows}")
     columns = []

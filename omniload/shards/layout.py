@@ -13,7 +13,7 @@ import mmap
 import struct
 from typing import NamedTuple
 
-__all__ = ["OUTSIDE", "BatchLayout", "batch_blocks", "batch_layout"]
+__all__ = ["OUTSIDE", "BatchLayout", "LayoutReader", "batch_blocks"]
 
 #: what Python's own buffers raise where damage leads outside of them
 OUTSIDE = (ValueError, IndexError, struct.error)
@@ -75,36 +75,74 @@ def batch_blocks(data: mmap.mmap) -> list[tuple[int, int, int]]:
     return blocks
 
 
-def batch_layout(data: mmap.mmap, block: tuple[int, int, int], num_buffers: int) -> BatchLayout:
-    """Read where the buffers of a record batch lie.
+class LayoutReader:
+    """Reads where the buffers of the record batches of a file lie.
+
+    The metadata of all batches of a file is written alike, so its places are looked up in the first
+    one and expected in the others.
 
     Args:
         data: the file.
-        block: of `batch_blocks`.
         num_buffers: buffers that the schema has.
-
-    Raises:
-        OUTSIDE: the metadata is damaged, or of another schema.
     """
-    start, metadata, body_size = block
-    message = _follow(data, start + 8)  # behind the mark of a message and the size of its metadata
-    _, kind, header, size = _fields(data, message, 4)
-    if not (kind and header and size) or data[kind] != _RECORD_BATCH:
-        raise ValueError("its message is not a record batch")
-    if _int64(data, size)[0] != body_size:
-        raise ValueError("footer and message disagree about the size of its body")
-    rows, _, vector, compression = _fields(data, _follow(data, header), 4)
-    if not rows or not vector or compression:
-        raise ValueError("it must have rows and buffers that are not compressed")
-    vector = _follow(data, vector)
-    (count,) = _uint32(data, vector)
-    if count != num_buffers:
-        raise ValueError(f"it must have {num_buffers} buffers, got {count}")
-    buffers = struct.unpack_from(f"<{2 * num_buffers}Q", data, vector + 4)
-    if max(buffers) > body_size:
-        raise ValueError("one of its buffers lies outside")
-    base = start + metadata
-    return BatchLayout(_int64(data, rows)[0], base, base + body_size, buffers)
+
+    def __init__(self, data: mmap.mmap, num_buffers: int) -> None:
+        self._data = data
+        self._num_buffers = num_buffers
+        self._unpack = struct.Struct(f"<{2 * num_buffers}Q").unpack_from
+        self._known: tuple[int, int, int, int, int] | None = None
+
+    def read(self, block: tuple[int, int, int]) -> BatchLayout:
+        """Read the layout of a batch.
+
+        Args:
+            block: of `batch_blocks`.
+
+        Raises:
+            OUTSIDE: the metadata is damaged, or of another schema.
+        """
+        start, metadata, body_size = block
+        known = self._known
+        if known is None or known[0] != metadata or not self._fits(known, block):
+            known = self._known = self._find(block)
+        _, _, _, rows, vector = known
+        buffers = self._unpack(self._data, start + vector + 4)
+        if max(buffers) > body_size:
+            raise ValueError("one of its buffers lies outside")
+        base = start + metadata
+        return BatchLayout(_int64(self._data, start + rows)[0], base, base + body_size, buffers)
+
+    def _fits(self, known: tuple[int, int, int, int, int], block: tuple[int, int, int]) -> bool:
+        _, kind, size, _, vector = known
+        data, start = self._data, block[0]
+        return bool(
+            data[start + kind] == _RECORD_BATCH
+            and _int64(data, start + size)[0] == block[2]
+            and _uint32(data, start + vector)[0] == self._num_buffers
+        )
+
+    def _find(self, block: tuple[int, int, int]) -> tuple[int, int, int, int, int]:
+        """Find the places of the metadata of a batch, from its start.
+
+        Returns:
+            Its size; and where the kind of the message, the size of its body, its number of rows
+            and its buffers lie.
+        """
+        data, (start, metadata, body_size) = self._data, block
+        message = _follow(data, start + 8)  # behind the mark of a message and its size
+        _, kind, header, size = _fields(data, message, 4)
+        if not (kind and header and size) or data[kind] != _RECORD_BATCH:
+            raise ValueError("its message is not a record batch")
+        if _int64(data, size)[0] != body_size:
+            raise ValueError("footer and message disagree about the size of its body")
+        rows, _, vector, compression = _fields(data, _follow(data, header), 4)
+        if not rows or not vector or compression:
+            raise ValueError("it must have rows and buffers that are not compressed")
+        vector = _follow(data, vector)
+        (count,) = _uint32(data, vector)
+        if count != self._num_buffers:
+            raise ValueError(f"it must have {self._num_buffers} buffers, got {count}")
+        return metadata, kind - start, size - start, rows - start, vector - start
 
 
 def _follow(data: mmap.mmap, at: int) -> int:

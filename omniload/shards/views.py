@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from omniload.errors import ShardError
 from omniload.shards.arrow import shard_schema
-from omniload.shards.layout import OUTSIDE, BatchLayout, batch_blocks, batch_layout
+from omniload.shards.layout import OUTSIDE, BatchLayout, LayoutReader, batch_blocks
 from omniload.shards.manifest import ShardInfo
 from omniload.types import Message, Record
 
@@ -171,11 +172,11 @@ class _Batches:
         self._blocks = blocks
         self._rows_per_batch = rows_per_batch
         self._num_rows = num_rows
-        self._num_buffers = num_buffers
+        self._layouts = LayoutReader(data, num_buffers)
         self._copies = copies
 
     def __call__(self, number: int) -> _Rows:
-        layout = batch_layout(self._data, self._blocks[number], self._num_buffers)
+        layout = self._layouts.read(self._blocks[number])
         expected = min(self._rows_per_batch, self._num_rows - number * self._rows_per_batch)
         if layout.num_rows != expected:
             raise ValueError(f"it must have {expected} rows, got {layout.num_rows}")
@@ -236,18 +237,30 @@ class _Rows:
         # 8-bit values (1)
         weight = _MESSAGES + 10
         first, last = self._bounds(_MESSAGES + 1, place, weight, 1)
-        weights = self._data[first:last]
+        values = self._data[first:last]
         first -= self._buffer(weight)[0]
-        roles = self._texts(_MESSAGES + 3, first, len(weights))
-        contents = self._texts(_MESSAGES + 6, first, len(weights))
         return tuple(
-            Message(
-                role=roles[i],
-                content=contents[i],
-                weight=weights[i] if self._is_known(first + i) else None,
+            Message(role=role, content=content, weight=value)
+            for role, content, value in zip(
+                self._texts(_MESSAGES + 3, first, len(values)),
+                self._texts(_MESSAGES + 6, first, len(values)),
+                self._weights(first, values),
+                strict=True,
             )
-            for i in range(len(weights))
         )
+
+    def _weights(self, first: int, values: bytes) -> Sequence[int | None]:
+        """Say None for each of some values that is not known."""
+        bits, size = self._buffer(_MESSAGES + 9)
+        if not size:  # all are
+            return values
+        if first + len(values) > 8 * size:
+            raise ValueError("a bit lies outside its buffer")
+        data = self._data
+        return [
+            value if data[bits + (at >> 3)] >> (at & 7) & 1 else None
+            for at, value in enumerate(values, first)
+        ]
 
     def _texts(self, column: int, first: int, count: int) -> list[str]:
         """Cut texts that follow each other."""
@@ -266,14 +279,6 @@ class _Rows:
             found.append(data[base + start : base + end].decode())
             start = end
         return found
-
-    def _is_known(self, at: int) -> bool:
-        bits, size = self._buffer(_MESSAGES + 9)
-        if not size:  # all are
-            return True
-        if at >> 3 >= size:
-            raise ValueError("a bit lies outside its buffer")
-        return bool(self._data[bits + (at >> 3)] >> (at & 7) & 1)
 
     def _buffer(self, number: int) -> tuple[int, int]:
         """Where a buffer starts in the file, and its size."""
