@@ -14,7 +14,7 @@ from omniload.pipeline.analytic import cost_table
 from omniload.pipeline.baselines import partition_minmax
 from omniload.pipeline.kinds import Shapes
 from omniload.pipeline.partition import Planner, plan_pipeline
-from omniload.pipeline.predict import stage_times, step_places
+from omniload.pipeline.predict import stage_bytes, stage_times, step_places
 from omniload.pipeline.presets import PUBLISHED_PAIRS, preset
 from omniload.pipeline.simulate import simulate
 from omniload.pipeline.stage_costs import StageCosts, memory_limits, worst_shape
@@ -178,6 +178,22 @@ def test_predicted_step_is_that_of_the_simulator():
         ranks = [stage_times(table, shapes.take(rank), plan) for rank in step]
         steps.append(simulate(ranks).step_ns / 1e6)
     assert plan.step_ms == pytest.approx(np.mean(steps))
+
+
+@pytest.mark.parametrize("freeze", [(), ("vision",)])
+def test_simulated_memory_stays_below_what_the_plan_says(freeze):
+    table = cost_table(
+        preset("internvl-6b-20b").freeze(*freeze), tensor_parallel=2, data_parallel=4
+    )
+    shapes = packs(64)
+    plan = plan_pipeline(table, shapes, num_stages=4, num_micro_batches=16, memory_gb=48)
+    step = shapes.take(range(16))
+    kept, static, working = stage_bytes(table, step, plan)
+    curves = simulate(stage_times(table, step, plan)).memory(kept, static=static, working=working)
+    for stage, (_, held) in zip(plan.stages, curves, strict=True):
+        assert held.max() / 1e9 <= stage.memory_gb
+        assert held.max() / 1e9 > 0.75 * stage.memory_gb
+        assert held[0] == held[-1] == held.min()
 
 
 def test_a_single_shape_stands_for_all_micro_batches():

@@ -238,6 +238,10 @@ def test_memory_of_chosen_micro_batches_is_exact():
     # forward 0 and 1 at once, then micro-batch 2 takes the place of 0
     assert when.tolist() == [0, 0, 10, 60, 60, 90, 120]
     assert held.tolist() == [100, 105, 112, 107, 118, 111, 100]
+    # the last stage forms something anew in each backward pass
+    when, held = simulate(times).memory([[5, 7, 11], [1, 2, 3]], static=[0, 200], working=50)[1]
+    assert when.tolist() == [0, 10, 20, 40, 40, 40, 50, 70, 70, 70, 80, 100, 100]
+    assert held.tolist() == [200, 201, 251, 201, 200, 202, 252, 202, 200, 203, 253, 203, 200]
 
 
 def test_gpu_days_scale_with_steps_and_gpus():

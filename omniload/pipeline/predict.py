@@ -13,14 +13,16 @@ import numpy.typing as npt
 from omniload.errors import ConfigError
 from omniload.pipeline._clock import run_steps
 from omniload.pipeline.kinds import Shapes
+from omniload.pipeline.layer_bytes import static_bytes, working_bytes
 from omniload.pipeline.plan import PipelinePlan, StagePlan
 from omniload.pipeline.schedules import make_program
 from omniload.pipeline.stage_costs import NO_LIMIT, StageCosts, memory_limits, transfer_ns
 from omniload.pipeline.table import CostTable, Recompute
 from omniload.pipeline.times import StageTimes, nanoseconds
 
-__all__ = ["StepModel", "predict", "stage_times", "step_places"]
+__all__ = ["StepModel", "predict", "stage_bytes", "stage_times", "step_places"]
 
+Float64Array = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 
 _GB = 1e9
@@ -40,12 +42,37 @@ def stage_times(table: CostTable, shapes: Shapes, plan: PipelinePlan) -> StageTi
     Raises:
         ConfigError: the plan is for another number of layers.
     """
-    if plan.num_layers != table.num_layers:
-        raise ConfigError(
-            f"the plan must be for the layers of the table: expected {table.num_layers}, got "
-            f"{plan.num_layers}."
-        )
+    _check_layers(table, plan)
     return StepModel(table=table, shapes=shapes).times(plan.parts, plan.recompute)
+
+
+def stage_bytes(
+    table: CostTable, shapes: Shapes, plan: PipelinePlan
+) -> tuple[Float64Array, Float64Array, Float64Array]:
+    """Predict the memory that a plan takes, for `Simulation.memory`.
+
+    Args:
+        table: what layers cost.
+        shapes: the micro-batches.
+        plan: where to cut, and what to recompute.
+
+    Returns:
+        Bytes that each micro-batch keeps, (num_stages, num_micro_batches); that each stage always
+        holds, the reserve included, (num_stages,); and that are formed anew while the backward pass
+        runs, (num_stages, num_micro_batches).
+
+    Raises:
+        ConfigError: the plan is for another number of layers.
+    """
+    _check_layers(table, plan)
+    low = np.asarray(plan.parts[:-1])
+    kept, anew = table.kept(shapes, plan.recompute), working_bytes(table, shapes, plan.recompute)
+    static = [static_bytes(table)[pair] for pair in itertools.pairwise(plan.parts)]
+    return (
+        np.add.reduceat(kept, low, axis=0),
+        np.array(static, np.float64),
+        np.maximum.reduceat(anew, low, axis=0),
+    )
 
 
 def step_places(
@@ -223,6 +250,14 @@ def predict(
         memory_limit_gb=limit,
         table_fingerprint=costs.table.fingerprint,
     )
+
+
+def _check_layers(table: CostTable, plan: PipelinePlan) -> None:
+    if plan.num_layers != table.num_layers:
+        raise ConfigError(
+            f"the plan must be for the layers of the table: expected {table.num_layers}, got "
+            f"{plan.num_layers}."
+        )
 
 
 def _running(values: Int64Array) -> Int64Array:

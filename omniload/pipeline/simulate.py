@@ -18,6 +18,7 @@ import numpy.typing as npt
 from omniload.errors import ConfigError
 from omniload.pipeline._clock import run_blocking
 from omniload.pipeline._clock_free import run_free
+from omniload.pipeline.memory_curve import memory_curve
 from omniload.pipeline.schedules import Kind, Program, make_program
 from omniload.pipeline.times import StageTimes, nanoseconds
 
@@ -145,7 +146,12 @@ class Simulation:
         return found
 
     def memory(
-        self, kept: npt.ArrayLike, *, static: npt.ArrayLike = 0.0, rank: int = 0
+        self,
+        kept: npt.ArrayLike,
+        *,
+        static: npt.ArrayLike = 0.0,
+        working: npt.ArrayLike = 0.0,
+        rank: int = 0,
     ) -> list[tuple[Int64Array, Float64Array]]:
         """Follow the memory of each device over the step.
 
@@ -155,13 +161,15 @@ class Simulation:
         Args:
             kept: bytes (num_stages, num_micro_batches), activations of each.
             static: bytes (num_devices,), or one number: weights, gradients, optimizer, reserve.
+            working: bytes like `kept`, or of a shape that spreads to it: what is formed anew while
+                the backward pass runs. `omniload.pipeline.predict.stage_bytes` gives all three.
             rank: data-parallel rank.
 
         Returns:
             For each device the times (n,), nanoseconds, and the bytes (n,) from then on.
 
         Raises:
-            ConfigError: `kept` of another shape.
+            ConfigError: arrays of another shape.
         """
         program, times = self.program[rank], self.times[rank]
         held = np.asarray(kept, np.float64)
@@ -170,22 +178,12 @@ class Simulation:
                 f"kept must have one entry a stage and micro-batch: expected shape "
                 f"{times.forward.shape}, got {held.shape}."
             )
+        anew = np.broadcast_to(np.asarray(working, np.float64), held.shape)
         base = np.broadcast_to(np.asarray(static, np.float64), (len(program.kinds),))
-        last = Kind.WEIGHT if (program.kinds == Kind.WEIGHT).any() else Kind.BACKWARD
-        curves = []
-        for device, kinds in enumerate(program.kinds):
-            made, freed = np.flatnonzero(kinds == Kind.FORWARD), np.flatnonzero(kinds == last)
-            changes = [
-                sign * held[program.stages[device, at], program.micro_batches[device, at]]
-                for sign, at in ((1, made), (-1, freed))
-            ]
-            when = [self.starts[rank][device, made], self.ends[rank][device, freed]]
-            # what ends at an instant is gone before what starts then
-            order = np.lexsort([np.repeat([1, 0], [len(made), len(freed)]), np.concatenate(when)])
-            held_then = base[device] + np.cumsum(np.concatenate(changes)[order])
-            at = np.concatenate([[0], np.concatenate(when)[order]])
-            curves.append((at, np.concatenate([base[device : device + 1], held_then])))
-        return curves
+        return [
+            memory_curve(program, device, self.starts[rank], self.ends[rank], held, anew, before)
+            for device, before in enumerate(base)
+        ]
 
 
 def simulate(

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from omniload.errors import ConfigError
 from omniload.pipeline._recompute_search import solve_stage
 from omniload.pipeline.kinds import Shapes
+from omniload.pipeline.layer_bytes import running, static_bytes, working_bytes
 from omniload.pipeline.table import CostTable, Recompute
 from omniload.pipeline.times import nanoseconds
 from omniload.pipeline.trades import Trades, list_trades
@@ -73,7 +74,7 @@ class StageCosts:
         """int64 (num_layers + 1,): mean forward and backward time of the layers before each."""
         layers = nanoseconds(self.table.forward(self.shapes).mean(axis=1))
         layers += nanoseconds(self.table.backward(self.shapes).mean(axis=1))
-        return _running(layers)
+        return running(layers)
 
     @cached_property
     def cut_ns(self) -> Int64Array:
@@ -85,22 +86,7 @@ class StageCosts:
     @cached_property
     def static_bytes(self) -> Int64Array:
         """int64 (num_layers + 1, num_layers + 1): what the stage [low, high) always holds."""
-        each = np.ceil(self.table.static_bytes).astype(np.int64)
-        reserve = int(np.ceil(self.table.reserve_bytes))
-        ends = _running(each)
-        held = reserve + ends[np.newaxis, :] - ends[:, np.newaxis]
-        for group in self.table.tied:
-            # the weights are there once on each stage that has one of the group
-            members = np.zeros(self.table.num_layers, np.int64)
-            members[list(group)] = 1
-            number = _running(members)
-            own = np.zeros_like(members)
-            own[list(group)] = each[list(group)]
-            own_ends = _running(own)
-            has_one = (number[np.newaxis, :] - number[:, np.newaxis]) > 0
-            copies = own_ends[np.newaxis, :] - own_ends[:, np.newaxis]
-            held = held + has_one * (each[list(group)].max() - copies)
-        return np.ascontiguousarray(held)
+        return static_bytes(self.table)
 
     @cached_property
     def classes(self) -> tuple[tuple[Recompute, ...], ...]:
@@ -123,7 +109,7 @@ class StageCosts:
     @cached_property
     def class_ends(self) -> Int64Array:
         """int64 (num_classes, num_layers + 1): layers of each class before each layer."""
-        found = [_running(self.class_of == place) for place in range(len(self.classes))]
+        found = [running(self.class_of == place) for place in range(len(self.classes))]
         shape = (len(found), self.table.num_layers + 1)
         return np.array(found, np.int64).reshape(shape)
 
@@ -131,7 +117,7 @@ class StageCosts:
     def fixed_kept(self) -> Int64Array:
         """int64 (num_layers + 1,): bytes kept a micro-batch by layers without a choice, before."""
         kept = np.where(self.class_of < 0, self.kept_bytes(0), 0)
-        return _running(kept)
+        return running(kept)
 
     def kept_bytes(self, choice: Recompute | Sequence[Recompute]) -> Int64Array:
         """int64 (num_layers,): bytes that the worst micro-batch keeps of each layer."""
@@ -142,16 +128,8 @@ class StageCosts:
         return nanoseconds(self.table.recompute(self.shapes, choice).mean(axis=1))
 
     def working_bytes(self, choice: Recompute | Sequence[Recompute]) -> Int64Array:
-        """int64 (num_layers,): bytes formed anew while the backward pass of a layer runs.
-
-        All of the activations where the layer keeps its input only, else the part that it lacks.
-        """
-        chosen = self.table.choices(choice)
-        whole = self.kept_bytes(0)
-        part = whole - self.kept_bytes(chosen)
-        entire = np.array([each == 1 for each in chosen])
-        nothing = np.array([each == 0 for each in chosen]) | ~self.table.has_backward
-        return np.where(nothing, 0, np.where(entire, whole, np.maximum(part, 0)))
+        """int64 (num_layers,): bytes formed anew while the backward pass of a layer runs."""
+        return np.ceil(working_bytes(self.table, self.worst, choice)[:, 0]).astype(np.int64)
 
     @cached_property
     def trades(self) -> Trades:
@@ -188,7 +166,7 @@ class StageCosts:
         Returns:
             int64 (num_stages,), bytes, the reserve included.
         """
-        kept, working = _running(self.kept_bytes(recompute)), self.working_bytes(recompute)
+        kept, working = running(self.kept_bytes(recompute)), self.working_bytes(recompute)
         return np.array(
             [
                 self.static_bytes[low, high]
@@ -291,10 +269,6 @@ def transfer_ns(table: CostTable, shapes: Shapes) -> Int64Array:
         Nanoseconds, int64 (num_layers, num_micro_batches).
     """
     return nanoseconds(table.p2p_latency_s + table.output(shapes) / table.p2p_bytes_per_s)
-
-
-def _running(values: npt.ArrayLike) -> Int64Array:
-    return np.concatenate([[0], np.cumsum(np.asarray(values, np.int64))])
 
 
 def _check_count(name: str, value: int) -> None:
