@@ -6,7 +6,7 @@ from omniload import Budget, Cache, DataLoader, Storage, World
 from omniload.errors import ConfigError
 from omniload.shards import open_shards
 from tests.http_server import FaultyServer, reset, status, truncate
-from tests.loader_data import assert_same_run, rows_of, write_data
+from tests.loader_data import Wrapped, assert_same_run, rows_of, write_data
 
 BUDGET = Budget(tokens=600, tiles=16)
 
@@ -86,3 +86,11 @@ def test_a_cache_goes_with_a_url_only(server, data, tmp_path):
         loader(data, cache=cache)
     with pytest.raises(ConfigError, match="this source is open already"):
         loader(open_shards(data), cache=cache)
+
+
+def test_a_start_fetches_one_shard_at_most(server, data, tmp_path):
+    transform = Wrapped(loader(data)._transform)
+    loader(server.url, cache=Cache(folder=tmp_path / "cache"), transform=transform)
+    shards = [name for name in server.names() if name.startswith("shard")]
+    assert len(open_shards(data).shard_names) > 5
+    assert len(shards) <= 2  # the one with the first image, and one with rows of another kind

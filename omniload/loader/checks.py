@@ -5,6 +5,7 @@ Each finds in seconds what would else be found in the middle of a run, or never.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import logging
@@ -21,6 +22,7 @@ from omniload._checksum import CHECKSUM
 from omniload.errors import ConfigError, SampleError, ShardError
 from omniload.images import image_kind, missing_codecs
 from omniload.index import LengthIndex
+from omniload.loader.sources import wants_prefetch
 from omniload.loader.transform import check_fingerprint, given_lengths
 from omniload.source import RowSource
 from omniload.transforms import Transform, transform_from_settings
@@ -277,10 +279,19 @@ def _rank_difference(rank: int, facts: Mapping[str, Any], reference: Mapping[str
 
 def _probes(source: RowSource) -> Iterator[Record]:
     tiles = source.index.num_tiles
-    rows = {0, len(source) - 1}
-    if len(tiles) and tiles.any():
-        rows |= {int(np.argmax(tiles)), int(np.argmax(tiles > 0))}
-        rows |= {int(row) for row in np.linspace(0, len(source) - 1, _NUM_PROBES).astype(np.int64)}
+    if wants_prefetch(source):
+        # a shard far away has to be fetched in full: the rows of one will do
+        shard = source.locate(int(np.argmax(tiles > 0)))[0]
+        everything, number = range(len(source)), lambda row: source.locate(row)[0]
+        first = bisect.bisect_left(everything, shard, key=number)
+        last = bisect.bisect_right(everything, shard, key=number) - 1
+        rows = {int(row) for row in np.linspace(first, last, _NUM_PROBES).astype(np.int64)}
+    else:
+        rows = {0, len(source) - 1}
+        if len(tiles) and tiles.any():
+            rows |= {int(np.argmax(tiles)), int(np.argmax(tiles > 0))}
+            spread = np.linspace(0, len(source) - 1, _NUM_PROBES).astype(np.int64)
+            rows |= {int(row) for row in spread}
     for row in sorted(rows):
         try:
             yield source.read(row)
