@@ -22,6 +22,7 @@ from omniload.tools import (
     doctor,
     index_cmd,
     inspect_cmd,
+    pipeline_cmd,
     plan_cmd,
     preprocess,
     state_cmd,
@@ -46,6 +47,7 @@ app.command()(preprocess.preprocess)
 app.command("index")(index_cmd.index)
 app.command("inspect")(inspect_cmd.inspect_shards)
 app.command("plan")(plan_cmd.plan_data)
+app.command("plan-pipeline")(pipeline_cmd.plan_pipeline)
 app.command("state")(state_cmd.explain_state)
 app.command()(doctor.doctor)
 bench.command("grouping")(bench_grouping.grouping)
