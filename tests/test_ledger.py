@@ -202,6 +202,12 @@ def test_an_epoch_that_begins_anew_has_a_new_ledger(data):
 # --- what is wrong is named
 
 
+def hand_out_all(course, batches):
+    for batch in batches:
+        course.hand_out(batch)
+    course.end()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -219,9 +225,7 @@ def test_lost_doubled_and_other_batches_are_errors(data, change, message):
     course = loader(data)._course
     assert len(list(course.begin())) > 3  # as many tasks as go to the workers
     with pytest.raises(LedgerError, match=message):
-        for batch in change(list(loader(data))):
-            course.hand_out(batch)
-        course.end()
+        hand_out_all(course, change(list(loader(data))))
 
 
 def walked(plan, index, size):
