@@ -31,17 +31,18 @@ class Case:
     zero: int = 0
     workers: int = 0
     uneven: bool = False  # recompute by the size of the micro-batch
-    pipeline: dict = field(default_factory=dict)  # of DeepSpeed's config
+    skip: bool = False  # leave a damaged sample out
+    pipeline: dict = field(default_factory=dict, hash=False)  # of DeepSpeed's config
 
     @property
     def plan(self):
         return {"parts": list(self.parts), "recompute": list(self.recompute)}
 
 
-def write_rows(folder):
+def write_rows(folder, **changes):
     """Rows of one to three hundred tokens; more than half have no image, so that packs of text
     alone come."""
-    return write_data(folder, num_rows=48, num_images=(0, 0, 1, 0, 0, 2, 0), seed=3)
+    return write_data(folder, num_rows=48, num_images=(0, 0, 1, 0, 0, 2, 0), seed=3, **changes)
 
 
 def make_layers(shards, *, frozen=False):
@@ -54,7 +55,12 @@ def make_layers(shards, *, frozen=False):
     return layers
 
 
-def make_loader(shards, *, world, accumulation, workers=0):
+def damaged(shards):
+    """The same rows with a damaged image among the first that are trained on."""
+    return shards.parent / "damaged"
+
+
+def make_loader(shards, *, world, accumulation, workers=0, skip=False):
     return DataLoader(
         shards,
         budget=BUDGET,
@@ -62,6 +68,7 @@ def make_loader(shards, *, world, accumulation, workers=0):
         accumulation=accumulation,
         num_workers=workers,
         sync="micro-step",
+        on_bad_sample="skip" if skip else "raise",
     )
 
 
@@ -80,19 +87,20 @@ def train_alone(shards, case, *, accumulations=()):
     layers = make_layers(shards, frozen=case.frozen)
     weights = [w for layer in layers for w in layer.parameters() if w.requires_grad]
     optimizer = make_optimizer(weights)
-    losses, states, tiles, state = [], [], [], None
+    losses, states, tiles, skipped, state = [], [], [], [], None
     for step in range(case.steps):
         accumulation = accumulations[step] if step < len(accumulations) else case.accumulation
         total = 0.0
         for dp_rank in range(case.dp):
             world = World(dp_rank=dp_rank, dp_world_size=case.dp)
-            loader = make_loader(shards, world=world, accumulation=accumulation)
+            loader = make_loader(shards, world=world, accumulation=accumulation, skip=case.skip)
             if state is not None:
                 loader.load_state_dict(state)
             batches = iter(loader)
             for _ in range(accumulation):
                 batch = next(batches)
                 tiles.append(batch.num_tiles)
+                skipped.extend(batch.skipped.tolist())
                 loss = loss_alone(layers, batch)
                 loss.backward()
                 total += loss.item()
@@ -103,6 +111,7 @@ def train_alone(shards, case, *, accumulations=()):
         optimizer.zero_grad()
         losses.append(total)
         states.append([clone(layer.state_dict()) for layer in layers])
+    assert bool(skipped) == case.skip
     return losses, states, tiles
 
 

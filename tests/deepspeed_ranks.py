@@ -25,7 +25,15 @@ from omniload.adapters.deepspeed import (
     save_checkpoint,
 )
 from tests.deepspeed_defects import CRASHES, SMALL_PROGRAMS
-from tests.deepspeed_parts import NUM_LAYERS, Case, clone, make_layers, make_loader, make_optimizer
+from tests.deepspeed_parts import (
+    NUM_LAYERS,
+    Case,
+    clone,
+    damaged,
+    make_layers,
+    make_loader,
+    make_optimizer,
+)
 from tests.deepspeed_zero import zero
 
 
@@ -70,7 +78,11 @@ def start(case, shards):
     module = make_module(case, shards)
     engine = make_engine(case, module)
     loader = make_loader(
-        shards, world=module.world, accumulation=case.accumulation, workers=case.workers
+        damaged(Path(shards)) if case.skip else shards,
+        world=module.world,
+        accumulation=case.accumulation,
+        workers=case.workers,
+        skip=case.skip,
     )
     return engine, loader
 
@@ -87,12 +99,15 @@ def count_forwards(module):
     """Count the forward passes of each layer, and of the first product of attention and MLP."""
     counts = Counter()
     for index, layer in enumerate(module.forward_funcs, start=module._local_start):
+        counts[index, "graph"] = 0
         for name in ("", "attention.qkv", "mlp.0"):
             part = dict(layer.named_modules()).get(name)
             if part is not None:
 
-                def count(*_, key=(index, name)):
+                def count(_, given, key=(index, name), index=index):
                     counts[key] += 1
+                    if key[1] == "":
+                        counts[index, "graph"] += given[0][0].requires_grad
 
                 part.register_forward_pre_hook(count)
     return counts
@@ -108,7 +123,6 @@ def train(case, shards):
         "forwards": counts,
         "weights": weights_of(engine),
         "state": loader.state_dict(),
-        "cut": engine.module.inputs_are_frozen,
     }
 
 
@@ -121,6 +135,7 @@ PAIRS = {
 }
 TRIPLES = {
     "three": Case(parts=(0, 2, 6, 9), recompute=MIXED, workers=1),
+    "skips": Case(parts=(0, 3, 6, 9), skip=True),
     "frozen_middle": Case(parts=(0, 1, 3, 9), frozen=True, recompute=MIXED),
 }
 FOURS = {

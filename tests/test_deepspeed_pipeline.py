@@ -12,11 +12,15 @@ import torch
 from torch import nn
 
 from tests.deepspeed_launch import launch
-from tests.deepspeed_parts import Case, train_alone, write_rows
+from tests.deepspeed_parts import Case, damaged, train_alone, write_rows
 
 pytest.importorskip("deepspeed")
 ranks = pytest.importorskip("tests.deepspeed_ranks")
 defects = pytest.importorskip("tests.deepspeed_defects")
+
+
+#: a row with an image that comes in the first steps
+DAMAGED = 16
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,7 +34,9 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
-    return write_rows(tmp_path_factory.mktemp("data") / "shards")
+    shards = write_rows(tmp_path_factory.mktemp("data") / "shards")
+    write_rows(damaged(shards), damage=DAMAGED)
+    return shards
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +44,14 @@ def alone(shards):
     """Training in this process, once for each data-parallel size, accumulation, clipping..."""
 
     @functools.cache
-    def train(dp, accumulation, frozen, clip, accumulations):
-        case = Case(
-            parts=(0, 9), dp=dp, accumulation=accumulation, frozen=frozen, clip=clip, steps=4
-        )
-        return train_alone(shards, case, accumulations=accumulations)
+    def train(case, accumulations):
+        folder = damaged(shards) if case.skip else shards
+        return train_alone(folder, case, accumulations=accumulations)
 
     def of(case, accumulations=()):
-        return train(case.dp, case.accumulation, case.frozen, case.clip, accumulations)
+        names = ("dp", "accumulation", "frozen", "clip", "skip")
+        same = {name: getattr(case, name) for name in names}
+        return train(Case(parts=(0, 9), steps=4, **same), accumulations)
 
     return of
 
@@ -106,6 +112,7 @@ def test_exactly_what_the_plan_says_is_recomputed(pairs):
     batches = case.steps * case.accumulation
     counts = {key: n for seen in pairs[0] for key, n in seen["recompute"]["forwards"].items()}
     for layer, choice in enumerate(case.recompute):
+        assert counts[layer, ""] == batches * (2 if choice == 1 else 1)
         for part in ("", "attention.qkv", "mlp.0"):
             if (layer, part) in counts:
                 again = choice == 1 or choice == part.split(".")[0]
@@ -142,9 +149,11 @@ def test_a_frozen_encoder_stays_as_it_is_and_costs_no_backward_pass(triples, alo
         for layer, weights in seen["frozen_middle"]["weights"].items():
             same = [torch.equal(weights[key], states[0][layer][key]) for key in weights]
             assert all(same) == (layer < 3)
-    # patches and vision blocks are frozen: the inputs of the second and third stage are cut off
-    assert [seen["frozen_middle"]["cut"] for seen in triples[0]] == [True, True, True]
-    assert [seen["three"]["cut"] for seen in triples[0]] == [True, False, False]
+    # patches and vision blocks are frozen, and begin the stages 0, 1 and 2 at layers 0, 1 and 3:
+    # neither they nor the projector get an input that wants a gradient
+    for name, cut in (("frozen_middle", range(4)), ("three", range(1))):
+        counts = {key: n for seen in triples[0] for key, n in seen[name]["forwards"].items()}
+        assert [layer for layer in range(9) if not counts[layer, "graph"]] == list(cut)
 
 
 def test_training_goes_on_exactly_after_a_saved_state(pairs, alone):

@@ -12,6 +12,7 @@ from omniload.adapters.deepspeed.stages import read_nothing, read_tokens_only
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError
 from omniload.loader import DataLoader
+from omniload.transforms import TileTransform
 from omniload.world import World
 
 __all__ = ["PipelineBatches", "pipeline_batches"]
@@ -188,7 +189,10 @@ class _PixelInputs:
         if batch.num_tiles == 0:
             height, width = self._transform.filler(with_image=True).tiles.shape[2:]
             return torch.zeros(1, 3, height, width, dtype=self._dtype, device=batch.device)
-        pixels = self._transform.model_inputs(batch).get("pixel_values")
+        transform = self._transform
+        # ours round once, to the type of the model; others give what they give
+        options = {"dtype": self._dtype} if isinstance(transform, TileTransform) else {}
+        pixels = transform.model_inputs(batch, **options).get("pixel_values")
         if not isinstance(pixels, torch.Tensor) or pixels.ndim != 4:
             raise ConfigError(
                 "the inputs of the first layer must be given where the transform makes no "

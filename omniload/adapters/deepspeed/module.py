@@ -129,6 +129,7 @@ class BalancedPipelineModule(PipelineModule):  # type: ignore[misc]
             rank=self.global_rank,
             world_size=self.world_size,
             local_rank=self.local_rank,
+            node_rank=World.from_env().node_rank,
             replica_rank=grid.get_model_parallel_rank(),
             replica_size=self.world_size // size,
         )
