@@ -60,7 +60,7 @@ class TarFacts:
         xxh3_128: checksum of the whole tar, 32 hexadecimal digits.
         source: name of its data set.
         settings_fingerprint: of the settings that lengths were measured with.
-        num_members: files and links in it, also those that belong to no sample.
+        num_members: members of its samples.
         num_samples: samples in it, also those that were refused.
         num_rows: samples that are used.
         bytes_skipped: bytes that could not be read as members.
