@@ -117,7 +117,7 @@ def read_nothing(loader: DataLoader) -> None:
 
 def read_tokens_only(loader: DataLoader) -> None:
     """Make a loader leave images undecoded, where its transform allows that."""
-    workers = loader._workers
+    workers: Any = loader._workers
     if isinstance(workers, _NoWorkers):
         raise ConfigError("this loader was used on another stage; make one for this engine.")
     dataset = copy.copy(workers._dataset)
