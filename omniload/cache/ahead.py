@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 _IDLE_S = 0.05
 _REST_S = 0.5
+_LOOK_AGAIN_S = 1.0
 #: a file that could not be fetched is left to whoever needs it, who gets the error
 _AFTER_FAILURE_S = 60.0
 
@@ -57,7 +58,8 @@ class FetchAhead:
         self._let_go = let_go
         self._lock = threading.Lock()
         self._is_running = False
-        self._failed: dict[str, float] = {}
+        # until when there is nothing to do about a file
+        self._settled: dict[str, float] = {}
 
     def want(self, entries: Sequence[Entry]) -> None:
         """Set what is needed next, nearest first."""
@@ -83,9 +85,13 @@ class FetchAhead:
 
     def _try(self, entry: Entry, place: int) -> bool:
         """Fetch a file if it is not here; False: go no further in the order."""
-        if self._folder.is_here(entry) or self._folder.is_fetched_now(entry.name):
+        now = time.monotonic()
+        if self._settled.get(entry.name, 0.0) > now:
             return True
-        if self._failed.get(entry.name, 0.0) > time.monotonic():
+        if self._folder.is_here(entry):
+            self._settled[entry.name] = now + _LOOK_AGAIN_S
+            return True
+        if self._folder.is_fetched_now(entry.name):
             return True
         try:
             return self._fetch(entry, place)
@@ -95,7 +101,7 @@ class FetchAhead:
             _log.info("not fetched ahead: %s", error)
         except Exception:
             _log.exception("%s was not fetched ahead", entry.name)
-        self._failed[entry.name] = time.monotonic() + _AFTER_FAILURE_S
+        self._settled[entry.name] = time.monotonic() + _AFTER_FAILURE_S
         return True
 
     def _fetch(self, entry: Entry, place: int) -> bool:

@@ -163,6 +163,7 @@ class _Process:
         self._is_watching = False
         self._pinned: list[Entry] = []
         self._order: PublishedOrder | None = None
+        self._named: tuple[str, ...] = ()
         self._ahead = FetchAhead(
             self._folder,
             self._transport,
@@ -229,8 +230,11 @@ class _Process:
 
     def want(self, entries: Sequence[Entry]) -> None:
         """Set what is needed next."""
-        names = [entry.name for entry in (*self._pinned, *entries)]
+        names = tuple(entry.name for entry in (*self._pinned, *entries))
+        if names == self._named:
+            return
         with self._lock:
+            self._named = names
             if self._order is None:
                 self._order = PublishedOrder(self._folder.path)
             self._order.write(names)

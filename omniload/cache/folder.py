@@ -135,7 +135,7 @@ class CacheFolder:
 
     def is_here(self, entry: Entry) -> bool:
         """Say whether a whole file is here, at this moment."""
-        return self.file(entry, "shard").exists()
+        return os.path.exists(f"{self.path}/{entry.name}.shard")  # noqa: PTH110 - a third of the time
 
     def publish(self, entry: Entry) -> int:
         """Give a fetched and verified file its name, marked as in use from the start.
