@@ -1,3 +1,4 @@
+import contextlib
 import mmap
 import multiprocessing
 import os
@@ -498,6 +499,16 @@ def test_processes_killed_at_any_moment_leave_nothing_that_is_wrong(tmp_path, se
     assert not list(folder.glob("*.evicted"))
 
 
+def test_a_link_that_somebody_put_there_is_not_followed(tmp_path, server):
+    entry = add(server, 1)
+    client = client_of(server, tmp_path / "cache")
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "cache" / f"{entry.name}.partial").symlink_to(tmp_path / "victim")
+    with pytest.raises(ShardError, match="can't be used: Too many levels of symbolic links"):
+        first_byte(client, entry)
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 1 MiB."""
@@ -526,6 +537,12 @@ def test_a_disk_that_is_full_of_other_things_is_named_with_numbers(small_disk, s
     folder = small_disk / "cache"
     client = client_of(server, folder)
     (small_disk / "other").write_bytes(bytes(700_000))
+    with contextlib.suppress(OSError), (small_disk / "more").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    client.prefetch([entry])  # a hint is no reason to stop
+    client.prefetch([])
+    (small_disk / "more").unlink()
     with pytest.raises(
         ShardError, match=r"No space left on device. It needs 600000 bytes.* bytes of the disk"
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 import threading
@@ -24,6 +25,8 @@ from omniload.cache.url import check_url
 from omniload.errors import ShardError
 
 __all__ = ["CacheClient"]
+
+_log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
@@ -233,11 +236,14 @@ class _Process:
         names = tuple(entry.name for entry in (*self._pinned, *entries))
         if names == self._named:
             return
-        with self._lock:
-            self._named = names
-            if self._order is None:
-                self._order = PublishedOrder(self._folder.path)
-            self._order.write(names)
+        try:
+            with self._lock:
+                self._named = names
+                if self._order is None:
+                    self._order = PublishedOrder(self._folder.path)
+                self._order.write(names)
+        except OSError as error:  # a hint is no reason to stop: a read that fails says so
+            _log.warning("what is needed next can't be written to the cache: %s", error)
         self._ahead.want(entries)
         if entries and self._folder.max_bytes is not None:
             # what is not needed soon is closed now, so that its room is free when it has to go

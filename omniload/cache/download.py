@@ -16,6 +16,7 @@ import xxhash
 from omniload.cache.config import Storage
 from omniload.cache.entry import Entry
 from omniload.cache.folder import CacheFolder
+from omniload.cache.locks import open_own
 from omniload.cache.room import free_some
 from omniload.cache.transport import Interrupted, Reply, Transport
 from omniload.cache.url import shown_url
@@ -60,7 +61,7 @@ def download(
         Stopped: `sleep` said so.
     """
     path = folder.file(entry, "partial")
-    with path.open("r+b", buffering=0) as file:
+    with os.fdopen(open_own(path, os.O_RDWR), "r+b", buffering=0) as file:
         partial = _Partial(file=file, folder=folder, entry=entry)
         partial.take_up()
         attempts = _Attempts(url=entry.url, storage=storage)
@@ -170,7 +171,13 @@ class _Partial:
         if reply.version != self.version:
             self.version = reply.version
             origin = {"url": self.entry.url, "version": reply.version}
-            self._retry(self.folder.file(self.entry, "origin").write_text, json.dumps(origin))
+            self._retry(self._write_origin, json.dumps(origin).encode())
+
+    def _write_origin(self, data: bytes) -> int:
+        path = self.folder.file(self.entry, "origin")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        with os.fdopen(open_own(path, flags), "wb", buffering=0) as file:
+            return file.write(data) or 0
 
     def write(self, chunk: bytes) -> None:
         """Add bytes.

@@ -115,12 +115,13 @@ def _translated(url: str) -> Iterator[None]:
         raise ShardError(
             f"{shown_url(url)} is not there. Check the URL; are the shards complete there?"
         ) from None
-    except PermissionError as error:
-        raise ShardError(
-            f"{shown_url(url)} can't be had: {error}. Give a key in Storage(options=...), or ask "
-            "for access."
-        ) from None
     except TimeoutError:
         raise Interrupted("no byte came in time") from None
     except Exception as error:  # libraries of clouds have trees of errors of their own
-        raise Interrupted(f"{type(error).__name__}: {error}") from None
+        name = type(error).__name__
+        if isinstance(error, PermissionError) or "Credential" in name:
+            raise ShardError(
+                f"{shown_url(url)} can't be had: {error}. Give a key in Storage(options=...), or "
+                "ask for access."
+            ) from None
+        raise Interrupted(f"{name}: {error}") from None

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from omniload.cache.config import Cache
 from omniload.cache.entry import Entry, Found
-from omniload.cache.locks import locked, share, try_lock
+from omniload.cache.locks import locked, open_own, share, try_lock
 from omniload.errors import ConfigError, ShardError
 
 __all__ = ["CacheFolder"]
@@ -34,7 +34,6 @@ _OURS = re.compile(
     r"omniload-cache\.json|omniload-cache\.[0-9a-f]{16}\.partial|lock-([0-9a-f]{2}|space)"
     r"|order-[0-9a-f]{16}|[0-9a-f]{32}-[0-9]{1,19}\.(shard|partial|origin|[0-9a-f]{16}\.evicted)"
 )
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 _STUCK_S = 120.0
 
 
@@ -114,7 +113,7 @@ class CacheFolder:
         path = self.file(entry, "shard")
         while True:
             try:
-                descriptor = os.open(path, _READ)
+                descriptor = open_own(path, os.O_RDONLY)
             except FileNotFoundError:
                 return None
             try:
@@ -144,7 +143,7 @@ class CacheFolder:
             A descriptor, as from `open`.
         """
         partial = self.file(entry, "partial")
-        descriptor = os.open(partial, _READ)
+        descriptor = open_own(partial, os.O_RDONLY)
         try:
             share(descriptor)
             os.fsync(descriptor)
@@ -205,7 +204,7 @@ class CacheFolder:
         return False
 
     def _evict_partial(self, found: Found) -> bool:
-        lock = os.open(self._lock(found.name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = open_own(self._lock(found.name), os.O_RDWR | os.O_CREAT)
         try:
             if not try_lock(lock):
                 return False
@@ -217,7 +216,7 @@ class CacheFolder:
 
     def is_fetched_now(self, name: str) -> bool:
         """Say whether a process is fetching the file of an entry, or one that shares its lock."""
-        lock = os.open(self._lock(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = open_own(self._lock(name), os.O_RDWR | os.O_CREAT)
         try:
             return not try_lock(lock)
         finally:
@@ -280,7 +279,7 @@ def _is_same(descriptor: int, path: Path) -> bool:
 def _delete_unused(path: Path) -> bool:
     """Delete a file unless it is in use; True: it is gone."""
     try:
-        descriptor = os.open(path, _READ)
+        descriptor = open_own(path, os.O_RDONLY)
     except FileNotFoundError:
         return True
     try:

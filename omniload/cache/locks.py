@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omniload.errors import ConfigError, ShardError
 
-__all__ = ["locked", "share", "try_lock"]
+__all__ = ["locked", "open_own", "share", "try_lock"]
 
 _SHORTEST_S, _LONGEST_S = 0.001, 0.05
 
@@ -34,6 +34,11 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def open_own(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file of ours: never through a link that somebody put there, never past an exec."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+
+
 def share(descriptor: int) -> None:
     """Mark an opened file as in use, for as long as it, or a map of it, is open."""
     fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -50,7 +55,7 @@ def locked(path: Path, *, is_stuck: Callable[[float], str] | None = None) -> Ite
     Raises:
         ShardError: `is_stuck` said so.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         begin, pause = time.monotonic(), _SHORTEST_S
         while not try_lock(descriptor):

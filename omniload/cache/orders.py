@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from omniload.cache.locks import try_lock
+from omniload.cache.locks import open_own, try_lock
 
 __all__ = ["PublishedOrder", "read_orders"]
 
@@ -29,7 +29,7 @@ class PublishedOrder:
         self._path = folder / f"order-{secrets.token_hex(8)}"
         # locked before it has its name, so that nobody takes it for one of a dead process
         fresh = folder / f"omniload-cache.{secrets.token_hex(8)}.partial"
-        self._descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_own(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try_lock(self._descriptor)
         fresh.rename(self._path)
         self._names: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def read_orders(folder: Path) -> dict[str, int]:
     places: dict[str, int] = {}
     for path in folder.glob(f"order-{'[0-9a-f]' * 16}"):
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = open_own(path, os.O_RDONLY)
         except OSError:
             continue
         try:

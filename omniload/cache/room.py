@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from omniload.cache.entry import Entry, Found
 from omniload.cache.folder import CacheFolder
+from omniload.cache.locks import open_own
 from omniload.cache.orders import read_orders
 from omniload.errors import ConfigError, ShardError
 
@@ -151,7 +153,7 @@ def _pending(found: Sequence[Found]) -> int:
 
 
 def _take(folder: CacheFolder, entry: Entry) -> None:
-    folder.file(entry, "partial").touch()
+    os.close(open_own(folder.file(entry, "partial"), os.O_WRONLY | os.O_CREAT))
 
 
 def _no_room(folder: CacheFolder, entry: Entry, found: Sequence[Found]) -> ShardError:
