@@ -104,6 +104,11 @@ class Course:
         self.account = self._new_account()
         return self.walk(done=self.place.done, counted=True)
 
+    def begin_again(self) -> Walk:
+        """Go on with the batch after the last that was handed out; those made since are lost."""
+        self.account.pending.clear()
+        return self.walk(done=self.place.done, counted=True)
+
     def walk(self, *, done: int, counted: bool = False) -> Walk:
         """Walk through the plan.
 

@@ -18,8 +18,10 @@ from omniload.loader.course import Course
 from omniload.loader.exclude import Exclude, excluded_rows
 from omniload.loader.iterator import BatchIterator
 from omniload.loader.options import WorkerOptions, check_count
+from omniload.loader.run import Run
 from omniload.loader.settings import LoaderSettings
 from omniload.loader.sources import open_source
+from omniload.loader.tasks import Walk
 from omniload.loader.transform import check_filler, check_picklable
 from omniload.loader.view import LoaderView
 from omniload.loader.worker import PackDataset
@@ -47,6 +49,11 @@ class DataLoader(LoaderView):
     it is exhausted. Only the newest iterator lives: `next()` on an older one raises StateError.
     After an error in a batch the iterator is closed, and the state still stands before that batch.
 
+    A worker process that dies (out of memory or shared memory, a crash in native code) is named in
+    the log with its signal, row and memory; new ones go on with the batch that is missing, and none
+    is lost or comes twice. A second death in the same iteration is WorkerError. A batch that
+    doesn't come for a minute is told of in the log, with the row that each worker is at.
+
     Where torch.distributed is initialised with as many processes as the world has, the first
     `iter()` is a collective, and so is the first after each `load_state_dict` or `set_epoch`: it
     compares the plans and places of all ranks. So all ranks have to call these alike.
@@ -58,8 +65,9 @@ class DataLoader(LoaderView):
         source: folder that `omniload preprocess` wrote, or its URL, or a folder of tars after
             `omniload index`; or any opened `omniload.source.RowSource`.
         budget: upper bounds of one micro-batch on one rank.
-        num_workers: worker processes; 0: the work is done in this process, for debugging, and
-            prefetch_factor, persistent_workers, timeout and multiprocessing_context have no effect.
+        num_workers: workers; 0: the work is done in this thread, for debugging, and
+            prefetch_factor, persistent_workers, timeout, multiprocessing_context and worker_type
+            have no effect.
         seed: seeds order and transform; 0 to 2**63 - 1.
         world: who this process is; None: `World.from_env()`.
         accumulation: micro-batches of one optimizer step on one rank.
@@ -73,9 +81,13 @@ class DataLoader(LoaderView):
         transform: from stored record to sample; None: the one that the shards were made for.
         pin_memory: copy batches to page-locked memory, which makes `.to(device)` asynchronous.
         prefetch_factor: batches that each worker prepares ahead.
-        persistent_workers: keep workers from one epoch to the next.
-        timeout: seconds to wait for a batch before WorkerError; 0: no limit.
+        persistent_workers: keep worker processes from one epoch to the next.
+        timeout: seconds to wait for a batch before WorkerError, which says where each worker is;
+            0: no limit.
         multiprocessing_context: "fork", "spawn", "forkserver", a context, or None for the default.
+        worker_type: "process", "thread", or "auto", which means processes. Both give the same
+            batches to the last bit. Threads start at once, and need no shared memory and no index
+            or code of their own; a transform must then bear to be called by several at once.
         window_rows: rows that are planned together; None: the planner's default, and with a
             `Cache.max_bytes` at most so many that their shards fit half of the cache.
         sync: when ranks wait for each other; the samples of a step are dealt to them so that they
@@ -130,6 +142,7 @@ class DataLoader(LoaderView):
         persistent_workers: bool = False,
         timeout: float = 0,
         multiprocessing_context: str | BaseContext | None = None,
+        worker_type: str = "auto",
         window_rows: int | None = None,
         sync: str | None = "step",
         cost: CostModel | None = None,
@@ -163,7 +176,9 @@ class DataLoader(LoaderView):
             persistent_workers=persistent_workers,
             timeout=timeout,
             multiprocessing_context=multiprocessing_context,
+            worker_type=worker_type,
         )
+        self._timeout_s = options.timeout
         bad = BadSampleOptions(
             on_bad_sample=on_bad_sample,
             max_bad_samples=max_bad_samples,
@@ -185,7 +200,7 @@ class DataLoader(LoaderView):
         )
         if tail == "filler":
             check(self._transform, self._source, with_image=self._course.has_images)
-        if num_workers:
+        if options.uses_processes:
             check_picklable(self._transform, multiprocessing_context)
         self._bad = BadSamples(bad, world=self.world, data=self._source.fingerprint)
         self._compared = False
@@ -205,11 +220,12 @@ class DataLoader(LoaderView):
             compare_over_ranks(facts, self.world, world_is_given=self._world_is_given)
             self._compared = True
         batches = BatchIterator(
-            self._workers.start(walk, seed=derive(self._settings.seed, walk.epoch) >> 1),
+            self._start(walk),
+            restart=lambda: self._start(self._course.begin_again()),
             on_batch=self._hand_out,
             on_end=self._course.end,
             on_error=self._workers.forget,
-            has_workers=self._workers.are_processes,
+            timeout_s=self._timeout_s,
         )
         self._live = weakref.ref(batches)
         return batches
@@ -262,6 +278,9 @@ class DataLoader(LoaderView):
         self._course.load(state_dict, strict=strict)
         self._retire("this iterator was ended by load_state_dict().")
         self._compared = False
+
+    def _start(self, walk: Walk) -> Run:
+        return self._workers.start(walk, seed=derive(self._settings.seed, walk.epoch) >> 1)
 
     def _retire(self, because: str) -> None:
         if self._live is not None and (live := self._live()) is not None:

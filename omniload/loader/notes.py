@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.sharedctypes import RawArray
-from typing import Any, Protocol
+from typing import Protocol
 
 from omniload.loader.tasks import Task
 
@@ -96,9 +96,14 @@ class WorkerNotes:
         self._numbers = RawArray("q", num_workers * _WIDTH)
         self._keys = RawArray("B", num_workers * _KEY_BYTES)
 
-    def writer(self, worker: int) -> Writer:
-        """Return what a worker writes with."""
-        return Writer(*self._views(worker))
+    def writer(self, worker: int, *, with_memory: bool = True) -> Writer:
+        """Return what a worker writes with; to be called in its process.
+
+        Args:
+            worker: its number.
+            with_memory: whether to note the memory of the process.
+        """
+        return Writer(*self._views(worker), with_memory=with_memory)
 
     def clear(self) -> None:
         """Forget all notes, before new workers start."""

@@ -1,4 +1,4 @@
-"""How worker processes run, as checked values; and the checks that all arguments share."""
+"""How workers run, as checked values; and the checks that all arguments share."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ _MOST_PREFETCHED = 1024
 _MOST_WORKERS = 4096
 #: threads can't wait longer than some hundred years; a year is longer than any run
 _LONGEST_WAIT_S = 366 * 24 * 3600
+#: how long the workers are waited for until it is looked if they live
+_SLICE_S = 1.0
+_WORKER_TYPES = ("auto", "process", "thread")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """How worker processes run; the arguments of `omniload.DataLoader` of the same names.
+    """How workers run; the arguments of `omniload.DataLoader` of the same names.
 
     Raises:
         ConfigError: a value is wrong.
@@ -35,12 +38,18 @@ class WorkerOptions:
     persistent_workers: bool
     timeout: float
     multiprocessing_context: str | BaseContext | None
+    worker_type: str = "auto"
 
     def __post_init__(self) -> None:
         check_count("num_workers", self.num_workers, least=0, most=_MOST_WORKERS)
         check_count("prefetch_factor", self.prefetch_factor, least=1, most=_MOST_PREFETCHED)
         check_flag("pin_memory", self.pin_memory)
         check_flag("persistent_workers", self.persistent_workers)
+        if not isinstance(self.worker_type, str) or self.worker_type not in _WORKER_TYPES:
+            raise ConfigError(
+                f"worker_type must be one of {', '.join(map(repr, _WORKER_TYPES))}, got "
+                f"{self.worker_type!r}."
+            )
         timeout = self.timeout
         is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
         if not is_number or not 0 <= timeout <= _LONGEST_WAIT_S:
@@ -61,6 +70,21 @@ class WorkerOptions:
                 f"multiprocessing, got {type(context).__name__}."
             )
 
+    @property
+    def uses_threads(self) -> bool:
+        """Whether workers are threads of this process."""
+        return self.num_workers > 0 and self.worker_type == "thread"
+
+    @property
+    def uses_processes(self) -> bool:
+        """Whether workers are processes."""
+        return self.num_workers > 0 and not self.uses_threads
+
+    @property
+    def slice_s(self) -> float:
+        """Seconds to wait for a batch before it is looked if the workers live."""
+        return min(self.timeout or _SLICE_S, _SLICE_S)
+
     def torch_arguments(self) -> dict[str, Any]:
         """Return the arguments for torch's DataLoader, which refuses some without workers."""
         if self.num_workers == 0:
@@ -70,7 +94,7 @@ class WorkerOptions:
             "pin_memory": self.pin_memory,
             "prefetch_factor": self.prefetch_factor,
             "persistent_workers": self.persistent_workers,
-            "timeout": self.timeout,
+            "timeout": self.slice_s,
             "multiprocessing_context": self.multiprocessing_context,
         }
 

@@ -1,20 +1,36 @@
-"""The worker processes: started, fed with tasks, and forgotten when one of them is broken."""
+"""The workers: started, fed with tasks, and forgotten when one of them is broken."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from omniload._memory import keep_freed_memory
 from omniload.batch import PackedBatch
+from omniload.errors import WorkerError
+from omniload.loader.notes import WorkerNotes
 from omniload.loader.options import WorkerOptions
+from omniload.loader.post_mortem import PostMortem
+from omniload.loader.processes import (
+    NotedDataset,
+    ProcessRun,
+    abandon,
+    dead_workers,
+    is_about_workers,
+    share_temporary_folder,
+    start_worker,
+)
+from omniload.loader.run import InProcess, Run
 from omniload.loader.tasks import Task, Walk
+from omniload.loader.threads import ThreadRun
 from omniload.loader.worker import PackDataset
 
 __all__ = ["TaskSampler", "Workers"]
+
+_log = logging.getLogger(__name__)
 
 
 class TaskSampler(Sampler[Task]):
@@ -32,11 +48,11 @@ class TaskSampler(Sampler[Task]):
 
 
 class Workers:
-    """Torch's loader, set up so that each task becomes one batch without a collation.
+    """Those that make the batches: torch's worker processes, threads, or this thread itself.
 
     Args:
         dataset: makes the batches.
-        options: how the worker processes run.
+        options: how the workers run.
     """
 
     def __init__(self, dataset: PackDataset, options: WorkerOptions) -> None:
@@ -45,42 +61,83 @@ class Workers:
         self._sampler = TaskSampler()
         self._generator = torch.Generator()
         self._loader: DataLoader[PackedBatch] | None = None
+        self._notes = WorkerNotes(options.num_workers) if options.num_workers else None
+        self._post_mortem = None if self._notes is None else PostMortem(self._notes, dataset.rows)
 
-    @property
-    def are_processes(self) -> bool:
-        """Whether batches are made in other processes."""
-        return self._options.num_workers > 0
-
-    def start(self, walk: Walk, *, seed: int) -> Iterator[PackedBatch]:
+    def start(self, walk: Walk, *, seed: int) -> Run:
         """Start to work on the tasks of a walk.
 
         Args:
             walk: the tasks.
             seed: below 2**63; seeds the generators of torch, NumPy and Python in the processes.
+
+        Raises:
+            WorkerError: a new worker process ended at once.
         """
-        if self._loader is None:
-            self._loader = DataLoader(
+        if self._notes is not None and self._options.uses_threads:
+            self._notes.clear()
+            return ThreadRun(
                 self._dataset,
+                walk,
+                notes=self._notes,
+                prefetch_factor=self._options.prefetch_factor,
+                pin_memory=self._options.pin_memory,
+                slice_s=self._options.slice_s,
+            )
+        self._sampler.walk = walk
+        self._generator.manual_seed(seed)
+        if self._post_mortem is None:
+            return InProcess(iter(self._torch_loader()))
+        return ProcessRun(self._processes(), self._post_mortem)
+
+    def forget(self) -> None:
+        """Start with new processes next time: one of those that persist may be dead."""
+        loader, self._loader = self._loader, None
+        running = getattr(loader, "_iterator", None)
+        if running is not None and dead_workers(running):
+            abandon(running)
+
+    def _processes(self) -> Iterator[PackedBatch]:
+        """Start worker processes, or take those that persist up again where they live."""
+        running = getattr(self._loader, "_iterator", None)
+        if running is not None and not dead_workers(running):
+            try:
+                return iter(self._torch_loader())
+            except RuntimeError as error:
+                if not is_about_workers(error):
+                    raise
+                abandon(running)
+        if running is not None:
+            _log.warning("workers of the last epoch have ended or still work on it: new ones start")
+            self.forget()
+        assert self._notes is not None
+        self._notes.clear()
+        try:
+            return iter(self._torch_loader())
+        except RuntimeError as error:
+            if not is_about_workers(error):
+                raise
+            raise WorkerError(
+                f"a worker process must live to give batches, but ended while it started: {error}"
+            ) from error
+
+    def _torch_loader(self) -> DataLoader[PackedBatch]:
+        if self._loader is None:
+            dataset: Any = self._dataset
+            if self._notes is not None:
+                share_temporary_folder()
+                dataset = NotedDataset(self._dataset, self._notes)
+            self._loader = DataLoader(
+                dataset,
                 batch_size=None,
                 sampler=self._sampler,
                 collate_fn=_identity,
-                worker_init_fn=_start_worker,
+                worker_init_fn=start_worker,
                 # torch would else draw a seed from the user's global generator
                 generator=self._generator,
                 **self._options.torch_arguments(),
             )
-        self._sampler.walk = walk
-        self._generator.manual_seed(seed)
-        return iter(self._loader)
-
-    def forget(self) -> None:
-        """Start with new processes next time: one of those that persist may be dead."""
-        self._loader = None
-
-
-def _start_worker(worker: int) -> None:
-    """Set a new process up; called by torch there."""
-    keep_freed_memory()
+        return self._loader
 
 
 def _identity(batch: Any) -> Any:

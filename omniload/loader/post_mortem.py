@@ -1,0 +1,207 @@
+"""What is known of workers: where each one is, how one has died, and what memory there was."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+
+from omniload.errors import OmniloadError
+from omniload.loader.notes import Note, Phase, WorkerNotes
+from omniload.source import RowSource
+
+__all__ = ["PostMortem"]
+
+_DOING = {
+    Phase.READ: "reading",
+    Phase.TRANSFORM: "transforming",
+}
+_REMEDIES = {
+    "SIGKILL": "SIGKILL comes from the kernel where memory ends, or from a person: lower "
+    "num_workers, prefetch_factor or the budget, or give the container more memory.",
+    "SIGBUS": "SIGBUS means that /dev/shm is full (docker run --shm-size), or that a file became "
+    "shorter while it was mapped.",
+    "SIGTERM": "SIGTERM comes from outside: a scheduler, or a person.",
+}
+_CRASH = (
+    "Native code has crashed, mostly in the decoder or the transform, at the row named: leave that "
+    "out with exclude= if it is damaged."
+)
+_EXIT = "The transform has ended its process: look for sys.exit or os._exit there."
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
+_MIB = 2**20
+#: Limits above it mean that there is none.
+_NO_LIMIT = 2**60
+
+
+class PostMortem:
+    """Puts the notes of workers into words.
+
+    Args:
+        notes: what the workers note.
+        rows: epoch -> the rows of it, to name shards; nothing is read from them.
+        kind: what the workers are: "worker process" or "worker thread".
+    """
+
+    def __init__(
+        self, notes: WorkerNotes, rows: Callable[[int], RowSource], *, kind: str = "process"
+    ) -> None:
+        self._notes = notes
+        self._rows = rows
+        self._kind = kind
+        self._oom_kills = _oom_kills()
+
+    def places(self) -> str:
+        """Say where each worker is, and for how long."""
+        found = []
+        for worker in range(self._notes.num_workers):
+            note = self._notes.read(worker)
+            who = f"worker {worker}" + (f" (pid {note.pid})" if self._kind == "process" else "")
+            found.append(f"{who}: {self._place(note)} for {note.since_s:.1f} s")
+        return "; ".join(found)
+
+    def deaths(self, exit_codes: Mapping[int, int], alive: Mapping[int, int]) -> str:
+        """Say who has died, how, where, and with what memory.
+
+        Args:
+            exit_codes: worker -> exit code of its process, negative for a signal.
+            alive: worker -> pid of those that live.
+        """
+        found: list[str] = []
+        remedies: dict[str, None] = {}
+        for worker, code in sorted(exit_codes.items()):
+            note = self._notes.read(worker)
+            how, remedy = _cause(code)
+            remedies[remedy] = None
+            found.append(
+                f"worker {worker} (pid {note.pid}) {how} while {self._place(note)}"
+                f"{_memory_of(note)}"
+            )
+        return f"{'; '.join(found)}. {self._memory(alive)} {' '.join(remedies)}"
+
+    def _place(self, note: Note) -> str:
+        batch = f"step {note.step}, micro-step {note.micro_step} of epoch {note.epoch}"
+        if note.pid == 0 or note.phase == Phase.START:
+            return "starting"
+        if note.phase == Phase.DONE:
+            return f"idle after the batch of {batch}"
+        if note.phase == Phase.PACK:
+            return f"packing {note.num_rows} rows for {batch}"
+        doing = _DOING[note.phase]
+        return f"{doing} row {note.row} ({self._where(note)}; one of {note.num_rows} for {batch})"
+
+    def _where(self, note: Note) -> str:
+        key = f"key {note.key!r}" if note.key else "key not read yet"
+        try:
+            source = self._rows(note.epoch)
+            shard, inside = source.locate(note.row)
+            return f"shard {source.shard_names[shard]!r}, row {inside} there, {key}"
+        except OmniloadError:  # whatever the note says, it must not hide how the worker ended
+            return key
+
+    def _memory(self, alive: Mapping[int, int]) -> str:
+        """Say what memory all processes have, and what there is."""
+        own, others = _own_bytes(os.getpid()), [_own_bytes(pid) for pid in alive.values()]
+        parts = [f"this process {own / _MIB:.0f} MiB of its own"]
+        if others:
+            parts.append(f"{len(others)} other workers {sum(others) / _MIB:.0f} MiB")
+        limit, used = _limit()
+        if limit:
+            parts.append(f"limit of the container {limit / _MIB:.0f} MiB, {used / _MIB:.0f} used")
+        else:
+            parts.append(f"free on the machine {psutil.virtual_memory().available / _MIB:.0f} MiB")
+        kills = _oom_kills() - self._oom_kills
+        if kills > 0:
+            parts.append(f"{kills} processes killed for memory since the start")
+        shm = _shared_memory()
+        if shm:
+            parts.append(shm)
+        return f"Memory: {', '.join(parts)}."
+
+
+def _cause(code: int) -> tuple[str, str]:
+    if code >= 0:
+        return f"ended with exit code {code}", _EXIT
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    remedy = _CRASH if name in _CRASHES else _REMEDIES.get(name, "")
+    return f"was killed by {name}", remedy
+
+
+def _memory_of(note: Note) -> str:
+    if not note.resident_bytes:
+        return ""
+    return (
+        f" (its memory shortly before: {note.resident_bytes / _MIB:.0f} MiB, of that "
+        f"{note.own_bytes / _MIB:.0f} MiB not shared)"
+    )
+
+
+def _own_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_full_info().uss)
+    except (psutil.Error, OSError):
+        return 0
+
+
+def _limit() -> tuple[int, int]:
+    """Return limit and use of the container's memory, bytes; 0, 0: no limit."""
+    for folder in _cgroup_folders():
+        for most, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit = _number(folder / most)
+            if 0 < limit < _NO_LIMIT:
+                return limit, _number(folder / used)
+    return 0, 0
+
+
+def _oom_kills() -> int:
+    """Count the processes of this container that the kernel has killed for memory."""
+    for folder in _cgroup_folders():
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _text(folder / name).splitlines():
+                field, _, value = line.partition(" ")
+                if field == "oom_kill" and value.isdecimal():
+                    return int(value)
+    return 0
+
+
+def _cgroup_folders() -> list[Path]:
+    """Folders that may hold the limits of this process: its own group first, then the root."""
+    found = []
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, group = [*line.split(":", 2), "", ""][:3]
+        root = Path("/sys/fs/cgroup")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base = root / "memory" if controllers else root
+        found += [base / group.lstrip("/"), base]
+    return found
+
+
+def _shared_memory() -> str:
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:  # only Linux has it
+        return ""
+    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+    return f"/dev/shm {free / _MIB:.0f} MiB free of {total / _MIB:.0f}"
+
+
+def _number(path: Path) -> int:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
