@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from omniload.index import LengthIndex
 from omniload.types import Record
 
-__all__ = ["RowSource"]
+__all__ = ["RowSource", "shard_starts"]
 
 
 @runtime_checkable
@@ -67,3 +71,23 @@ class RowSource(Protocol):
 
     def prefetch(self, shards: Sequence[int]) -> None:
         """Hint that these shards are read next, in this order; returns at once."""
+
+
+def shard_starts(source: RowSource) -> npt.NDArray[np.int64]:
+    """Say where shards begin: int64 (n,), first row of each, then the rows in all.
+
+    Args:
+        source: one whose rows lie in the order of its shards; or one with an attribute
+            `shard_starts`, like a mixture, which is what this returns.
+
+    Cost: 10 us a shard.
+    """
+    own = getattr(source, "shard_starts", None)
+    if own is not None:
+        return np.asarray(own, np.int64)
+    rows, starts = range(len(source)), [0]
+    for shard in range(1, len(source.shard_names)):
+        starts.append(
+            bisect.bisect_left(rows, shard, lo=starts[-1], key=lambda row: source.locate(row)[0])
+        )
+    return np.array([*starts, len(rows)], np.int64)

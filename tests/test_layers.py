@@ -21,6 +21,7 @@ ALLOWED = {
     "transforms": {"images", "mrope", "_native"},
     "conversations": {"images", "transforms"},
     "tars": {"cache", "conversations", "images", "shards", "transforms"},
+    "mixture": {"cache", "images", "shards", "tars"},
     "interop": {"batch", "conversations", "images", "padding", "stream", "tars", "transforms"},
     "stream": {"batch", "grouping", "loss", "packing", "padding", "transforms"},
     "mrope": {"_native"},
@@ -46,8 +47,8 @@ ALLOWED = {
     "masks": {"_mask_checks", "_mask_native", "_mask_tensors", "kernels", "_native"},
     "pipeline": set(),
     "sampler": {"grouping", "plan"},
-    "loader": {"grouping", "plan", "shards", "images", "transforms", "batch", "packing", "padding",
-               "loss", "masks", "kernels", "_native"},
+    "loader": {"grouping", "mixture", "plan", "shards", "tars", "images", "transforms", "batch",
+               "packing", "padding", "loss", "masks", "kernels", "_native"},
     "adapters": {"loader", "grouping", "plan", "shards", "images", "transforms", "batch", "packing",
                  "masks", "kernels", "pipeline", "_native"},
 }  # fmt: skip

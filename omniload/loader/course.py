@@ -16,7 +16,7 @@ from omniload.loader.account import Account
 from omniload.loader.checks import has_images
 from omniload.loader.exclude import exclusion_name
 from omniload.loader.settings import LoaderSettings
-from omniload.loader.sources import shard_starts, wants_prefetch
+from omniload.loader.sources import row_layout, wants_prefetch
 from omniload.loader.state import LoaderState, Place
 from omniload.loader.tasks import Walk
 from omniload.plan import StepPlan
@@ -61,8 +61,7 @@ class Course:
         self._transform = transform
         self._exclude = exclude
         self._is_fixed = source.at_epoch(0) is source
-        # rows of a mixture don't lie in the order of its shards
-        self._starts = shard_starts(source) if self._is_fixed else None
+        self._layout = row_layout(source) if self._is_fixed else None
         self._of_epoch: tuple[int, RowSource, LengthIndex] | None = None
         self._next: tuple[int, Ahead[StepPlan]] | None = None
         self.place = Place()
@@ -262,11 +261,23 @@ class Course:
     def _make_plan(self, place: Place) -> StepPlan:
         if self._next is not None and place.start is None and self._next[0] == place.epoch:
             return self._next[1].result()
-        return self._plan_of(place.epoch, place.start, self._at(place.epoch)[2])
+        return self._plan_of(place.epoch, place.start, *self._at(place.epoch)[1:])
 
-    def _plan_of(self, epoch: int, start: tuple[int, int] | None, index: LengthIndex) -> StepPlan:
+    def _plan_of(
+        self,
+        epoch: int,
+        start: tuple[int, int] | None,
+        source: RowSource,
+        index: LengthIndex,
+    ) -> StepPlan:
+        shards, sets = self._layout or row_layout(source)
         return self._settings.make_plan(
-            index, epoch=epoch, start=start, exclude=self._exclude, shard_starts=self._starts
+            index,
+            epoch=epoch,
+            start=start,
+            exclude=self._exclude,
+            shard_starts=shards,
+            set_starts=sets,
         )
 
     def _plan_next(self, step: int) -> None:
@@ -277,8 +288,8 @@ class Course:
             return
 
         def plan_next() -> StepPlan:
-            index = self._settings.padded(self._source.at_epoch(epoch).index)
-            plan = self._plan_of(epoch, None, index)
+            source = self._source.at_epoch(epoch)
+            plan = self._plan_of(epoch, None, source, self._settings.padded(source.index))
             plan.has_step(0)
             return plan
 

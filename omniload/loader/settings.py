@@ -114,6 +114,7 @@ class LoaderSettings:
         start: tuple[int, int] | None,
         exclude: npt.NDArray[np.int64] | None = None,
         shard_starts: npt.NDArray[np.int64] | None = None,
+        set_starts: npt.NDArray[np.int64] | None = None,
     ) -> StepPlan:
         """Make the plan of an epoch, or of its rest from `start` on.
 
@@ -123,6 +124,7 @@ class LoaderSettings:
             start: window and groups of it where the plan starts; None: at the beginning.
             exclude: int64 (n,), rows to leave out.
             shard_starts: int64 (num_shards + 1,), see `omniload.make_plan`.
+            set_starts: int64 (num_sets + 1,), likewise.
 
         Raises:
             ConfigError: a row over budget, or no row to plan.
@@ -146,6 +148,7 @@ class LoaderSettings:
             dummy_tokens=self.dummy_tokens,
             exclude=exclude,
             shard_starts=shard_starts,
+            set_starts=set_starts,
         )
         if len(plan.dropped) == len(index):
             # an epoch without a batch would let a loop over epochs spin for ever
@@ -160,7 +163,8 @@ class LoaderSettings:
 
         Nothing changes where the user gave `window_rows`, or where the planner's windows fit.
         """
-        fit = rows_per_window(source, _PLANNED_ROWS)
+        own = getattr(source, "rows_per_window", None)  # a mixture has several caches to fit
+        fit = rows_per_window(source, _PLANNED_ROWS) if own is None else own(_PLANNED_ROWS)
         if self.window_rows is not None or fit >= min(len(source), _PLANNED_ROWS):
             return self
         return replace(self, window_rows=fit)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
-import importlib
-import importlib.util
 import os
 from typing import Any
 
@@ -12,10 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.errors import ConfigError
+from omniload.mixture import open_mixture
 from omniload.shards import Cache, Storage, is_url, open_shards
-from omniload.source import RowSource
+from omniload.source import RowSource, shard_starts
+from omniload.tars import is_tar_set, open_tars
 
-__all__ = ["open_source", "shard_starts", "wants_prefetch"]
+Int64Array = npt.NDArray[np.int64]
+
+__all__ = ["open_source", "row_layout", "wants_prefetch"]
 
 
 def open_source(
@@ -29,7 +30,7 @@ def open_source(
     Args:
         source: an opened set; or a path or URL: a folder that `omniload preprocess` wrote, a folder
             of tars with an index, or the `.yaml` file of a mixture.
-        cache: for shards at a URL, and for these only.
+        cache: for shards at a URL, of a mixture too, and for these only.
         storage: likewise.
 
     Raises:
@@ -39,13 +40,11 @@ def open_source(
     """
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
+        if path.endswith((".yaml", ".yml")) and not is_url(path):
+            return _checked(open_mixture(path, cache=cache, storage=storage))
         if is_url(path) or cache is not None or storage is not None:
             return open_shards(path, cache=cache, storage=storage)
-        if path.endswith((".yaml", ".yml")) and (mixture := _module("omniload.mixture")):
-            return _checked(mixture.open_mixture(path))
-        if (tars := _module("omniload.tars")) and tars.is_tar_set(path):
-            return _checked(tars.open_tars(path))
-        return open_shards(path)
+        return open_tars(path) if is_tar_set(path) else open_shards(path)
     if cache is not None or storage is not None:
         raise ConfigError(
             "cache= and storage= are for the URL of shards; this source is open already: expected "
@@ -54,17 +53,14 @@ def open_source(
     return _checked(source)
 
 
-def shard_starts(source: RowSource) -> npt.NDArray[np.int64]:
-    """Say where shards begin: int64 (num_shards + 1,), first row of each, then the rows in all.
+def row_layout(source: RowSource) -> tuple[Int64Array, Int64Array | None]:
+    """Say how rows lie: where shards begin, and where the sets of a mixture do; None: no mixture.
 
-    Cost: 10 us a shard.
+    Args:
+        source: the rows of an epoch.
     """
-    rows, starts = range(len(source)), [0]
-    for shard in range(1, len(source.shard_names)):
-        starts.append(
-            bisect.bisect_left(rows, shard, lo=starts[-1], key=lambda row: source.locate(row)[0])
-        )
-    return np.array([*starts, len(rows)], np.int64)
+    sets = getattr(source, "set_starts", None)
+    return shard_starts(source), None if sets is None else np.asarray(sets, np.int64)
 
 
 def wants_prefetch(source: RowSource) -> bool:
@@ -79,8 +75,3 @@ def _checked(source: Any) -> RowSource:
             f"(omniload.source.RowSource), got {type(source).__name__}."
         )
     return source
-
-
-def _module(name: str) -> Any:
-    # parts of omniload that need more than shards do are loaded where they are used
-    return importlib.import_module(name) if importlib.util.find_spec(name) else None

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from omniload.errors import ConfigError
 from omniload.grouping import DEFAULT_GROUPING, get_grouping
 from omniload.index import LengthIndex
+from omniload.plan.dealt import DealtWindows
 from omniload.plan.windows import Windows
 from omniload.types import Budget, Groups
 
@@ -135,11 +136,13 @@ class EpochOrder:
         settings: what decides the order.
         shard_starts: integers (num_shards + 1,), first row of each shard, then `len(index)`: a
             window reads from few shards. None: not known.
+        set_starts: integers (num_sets + 1,), first row of each set of a mixture, then
+            `len(index)`: every window has the same share of each. None: one set.
         exclude: integers (n,), rows that are left out, whatever their lengths.
 
     Raises:
-        ConfigError: rows over the budget, with `oversize="error"`; rows to leave out, or shards,
-            that the index doesn't have.
+        ConfigError: rows over the budget, with `oversize="error"`; rows to leave out, or shards or
+            sets, that the index doesn't have.
     """
 
     def __init__(
@@ -148,6 +151,7 @@ class EpochOrder:
         settings: OrderSettings,
         *,
         shard_starts: npt.ArrayLike | None = None,
+        set_starts: npt.ArrayLike | None = None,
         exclude: npt.ArrayLike | None = None,
     ) -> None:
         self.index = index
@@ -162,21 +166,9 @@ class EpochOrder:
         self._grouping = get_grouping(settings.grouping if settings.shuffle else "sequential")
         rows = settings.window_rows
         self._window_rows = _even_share(len(index), _WINDOW_ROWS) if rows is None else rows
-        self._starts = None
-        if shard_starts is not None:
-            self._starts = _as_rows("shard_starts", shard_starts, most=len(index))
-            if len(index) and (self._starts[0] != 0 or self._starts[-1] != len(index)):
-                raise ConfigError(
-                    f"shard_starts must begin with 0 and end with {len(index)}, got "
-                    f"{self._starts[0]} and {self._starts[-1]}."
-                )
-        self.windows = Windows(
-            len(index),
-            window_rows=self._window_rows,
-            starts=self._starts,
-            key=(settings.seed, settings.epoch) if settings.shuffle else None,
-            left_out=self.left_out,
-        )
+        self._starts = _as_starts("shard_starts", shard_starts, len(index))
+        self._sets = _as_starts("set_starts", set_starts, len(index))
+        self.windows = self._make_windows()
         self.num_windows = self.windows.count
         self._kept: OrderedDict[int, Groups] = OrderedDict()
         self._counts: dict[int, int] = {}
@@ -184,6 +176,26 @@ class EpochOrder:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_ahead": None}  # a thread can't be copied, and needn't be
+
+    def _make_windows(self) -> Windows | DealtWindows:
+        settings, num_rows = self.settings, len(self.index)
+        key = (settings.seed, settings.epoch) if settings.shuffle else None
+        if self._sets is None or len(self._sets) < 3:
+            return Windows(
+                num_rows,
+                window_rows=self._window_rows,
+                starts=self._starts,
+                key=key,
+                left_out=self.left_out,
+            )
+        return DealtWindows(
+            num_rows,
+            window_rows=self._window_rows,
+            sets=self._sets,
+            starts=self._starts,
+            key=key,
+            left_out=self.left_out,
+        )
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -197,9 +209,12 @@ class EpochOrder:
         }
         if not self._room:
             del facts["dummy_tokens"]  # it decides nothing
-        for name, rows in (("exclude", self.excluded), ("shards", self._starts)):
-            # with one window it is no matter where shards begin
-            if rows is not None and len(rows) and (name == "exclude" or self.num_windows > 1):
+        for name, rows, decides in (
+            ("exclude", self.excluded, True),
+            ("shards", self._starts, self.num_windows > 1),  # with one window it is no matter
+            ("sets", self._sets, True),
+        ):
+            if rows is not None and len(rows) and decides:
                 facts[name] = hashlib.blake2b(rows.astype("<i8").tobytes()).hexdigest()
         text = json.dumps(facts, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -274,6 +289,17 @@ def _as_rows(name: str, given: npt.ArrayLike | None, *, most: int) -> Int64Array
         wrong = rows[0] if rows[0] < 0 else rows[-1]
         raise ConfigError(f"{name} must hold rows from 0 to {most}, got {wrong}.")
     return rows
+
+
+def _as_starts(name: str, given: npt.ArrayLike | None, num_rows: int) -> Int64Array | None:
+    if given is None:
+        return None
+    starts = _as_rows(name, given, most=num_rows)
+    if num_rows and (starts[0] != 0 or starts[-1] != num_rows):
+        raise ConfigError(
+            f"{name} must begin with 0 and end with {num_rows}, got {starts[0]} and {starts[-1]}."
+        )
+    return starts
 
 
 def find_oversize(index: LengthIndex, budget: Budget, *, dummy_tokens: int = 0) -> Int64Array:

@@ -46,6 +46,7 @@ def make_plan(
     balance: Balance | None = None,
     exclude: npt.ArrayLike | None = None,
     shard_starts: npt.ArrayLike | None = None,
+    set_starts: npt.ArrayLike | None = None,
 ) -> StepPlan:
     """Plan an epoch: which rows each rank trains on, micro-step by micro-step.
 
@@ -79,6 +80,8 @@ def make_plan(
         exclude: integers (n,), rows to leave out, for example bad ones; listed in `dropped` too.
         shard_starts: integers (num_shards + 1,), first row of each shard, then the number of rows:
             where there are several windows, each reads from few shards. None: not known.
+        set_starts: integers (num_sets + 1,), first row of each set of a mixture, then the number of
+            rows: every window has its share of each set to within one row. None: one set.
 
     Returns:
         The plan; windows are planned when steps are asked for.
@@ -113,7 +116,9 @@ def make_plan(
     )
     if balance is None and shuffle:
         balance = chosen
-    order = EpochOrder(index, settings, shard_starts=shard_starts, exclude=exclude)
+    order = EpochOrder(
+        index, settings, shard_starts=shard_starts, set_starts=set_starts, exclude=exclude
+    )
     window, groups, micro_step = read_position(
         start, order, dp_world_size=sizes[0], accumulation=sizes[1], balance=balance
     )

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from omniload import rng
 
-__all__ = ["Windows", "cut_blocks"]
+__all__ = ["Windows", "cut_blocks", "list_rows"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -46,6 +46,25 @@ def cut_blocks(num_rows: int, window_rows: int, starts: npt.ArrayLike | None) ->
     part = np.arange(len(shard)) - first[shard]
     bounds = shards[shard] + part * sizes[shard] // parts_of[shard]
     return np.concatenate([bounds, [num_rows]]).astype(np.int64)
+
+
+def list_rows(firsts: Int64Array, ends: Int64Array, left_out: Int64Array) -> Int64Array:
+    """List the rows of runs, one run after the other.
+
+    Args:
+        firsts: int64 (n,), first row of each run.
+        ends: int64 (n,), the row after its last.
+        left_out: int64 (m,), rising, rows that are not listed.
+    """
+    sizes = ends - firsts
+    shifts = np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
+    rows: Int64Array = np.arange(len(shifts), dtype=np.int64) + shifts
+    if len(left_out) == 0:
+        return rows
+    place = np.searchsorted(left_out, rows)
+    place[place == len(left_out)] = 0
+    kept: Int64Array = rows[left_out[place] != rows]
+    return kept
 
 
 class Windows:
@@ -88,13 +107,4 @@ class Windows:
     def rows(self, window: int) -> Int64Array:
         """List the rows of the window that comes at this position: int64 (n,), rising."""
         blocks = np.sort(self._blocks[self._edges[window] : self._edges[window + 1]])
-        firsts, ends = self._bounds[blocks], self._bounds[blocks + 1]
-        sizes = ends - firsts
-        shifts = np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
-        rows: Int64Array = np.arange(len(shifts), dtype=np.int64) + shifts
-        if len(self._left_out) == 0:
-            return rows
-        place = np.searchsorted(self._left_out, rows)
-        place[place == len(self._left_out)] = 0
-        kept: Int64Array = rows[self._left_out[place] != rows]
-        return kept
+        return list_rows(self._bounds[blocks], self._bounds[blocks + 1], self._left_out)
