@@ -56,8 +56,10 @@ def start(
 
 
 def _figures(folder: Path, *, ranks: int, num_workers: int, part: float) -> dict[str, Any]:
-    from omniload import Budget, DataLoader, World
+    from omniload.loader import DataLoader
     from omniload.shards import open_shards
+    from omniload.types import Budget
+    from omniload.world import World
 
     def loader() -> DataLoader:
         return DataLoader(
