@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omniload.errors import ConfigError, SampleError, ShardError
 from omniload.shards import open_shards
 from omniload.source import RowSource
-from omniload.tars import is_tar_set, open_tars
+from omniload.tars import damaged_rows, is_tar_set, open_tars, verify_tars
 from omniload.tars.manifest import ENCODER_NAME, LENGTHS_NAME, SET_NAME
 from omniload.tools.index_run import index_tars
 from omniload.tools.preprocess_run import preprocess_data
@@ -208,6 +208,28 @@ def test_no_index_is_an_error_with_the_remedy(tmp_path):
     (tmp_path / SET_NAME).write_text('{"format": "omniload-tars", "version": 2}')
     with pytest.raises(ShardError, match="version must be 1"):
         open_tars(tmp_path)
+
+
+def test_verifying_names_the_file_and_the_rows_that_were_hit(tmp_path):
+    folder = indexed(tmp_path)
+    ticks = []
+    assert verify_tars(folder, tick=lambda done, total: ticks.append((done, total))) == {}
+    assert ticks[-1][0] == ticks[-1][1] > 0
+    path = folder / "00001.tar"
+    at = header_of(path, "0025.1.jpg") + 512 + 100
+    overwrite(path, at, bytes([path.read_bytes()[at] ^ 255]))
+    faults = verify_tars(folder)
+    assert list(faults) == ["00001.tar"]
+    assert "xxh3_128" in faults["00001.tar"]
+    assert damaged_rows(folder, "00001.tar") == [(25, "0025")]
+    assert damaged_rows(folder, "00000.tar") == []
+    path.write_bytes(path.read_bytes()[: at + 1])
+    assert "must have" in verify_tars(folder)["00001.tar"]
+    assert [row for row, _ in damaged_rows(folder, "00001.tar")] == list(range(25, 32))
+    (folder / "00000.tar.omniload-index").unlink()
+    assert "can't be read" in verify_tars(folder)["00000.tar.omniload-index"]
+    with pytest.raises(ShardError, match="has no tar 'x'"):
+        damaged_rows(folder, "x")
 
 
 # --- damage ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from omniload.tars.manifest import TarManifest, is_tar_set, read_tar_manifest
 from omniload.tars.reader import TarSet, open_tars
+from omniload.tars.verify import damaged_rows, verify_tars
 
 if TYPE_CHECKING:
     from omniload.tars.maker import SampleMaker
@@ -23,10 +24,12 @@ __all__ = [
     "SampleMaker",
     "TarManifest",
     "TarSet",
+    "damaged_rows",
     "is_tar_set",
     "open_tars",
     "read_tar_manifest",
     "stream_tars",
+    "verify_tars",
 ]
 
 _LAZY = {"SampleMaker": "omniload.tars.maker", "stream_tars": "omniload.tars.walk"}

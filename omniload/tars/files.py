@@ -23,7 +23,7 @@ from omniload.tars.manifest import (
 )
 from omniload.tars.side_file import SUFFIX, SideFile, open_side
 
-__all__ = ["LENGTHS", "LocalTars", "OpenTar", "TarFiles", "read_lengths"]
+__all__ = ["LENGTHS", "LocalTars", "OpenTar", "TarFiles", "read_lengths", "tar_root"]
 
 LENGTHS = ("num_tokens", "num_tiles", "num_loss_tokens")
 
@@ -77,7 +77,7 @@ class LocalTars:
     def __init__(self, folder: Path, root: Path | None) -> None:
         self.folder = folder
         self.manifest = manifest = read_tar_manifest(folder)
-        self.root = Path(os.path.normpath(folder / manifest.root if root is None else root))
+        self.root = tar_root(folder, manifest, root)
         for entry in manifest.tars:
             path = self.root / entry.name
             try:
@@ -174,6 +174,17 @@ def _check_size(path: Path, entry: TarEntry, size: int) -> None:
             f"{path} must have {entry.num_bytes} bytes, got {size}: the tar was changed since it "
             "was indexed. Run `omniload index` again."
         )
+
+
+def tar_root(folder: Path, manifest: TarManifest, root: Path | None) -> Path:
+    """Say in which folder the tars lie.
+
+    Args:
+        folder: of the index, absolute.
+        manifest: what it says.
+        root: what the user says; None: nothing.
+    """
+    return Path(os.path.normpath(folder / manifest.root if root is None else root.absolute()))
 
 
 def _local_again(folder: Path, root: Path, manifest: str) -> LocalTars:
