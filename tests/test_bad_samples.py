@@ -253,6 +253,16 @@ def test_tiles_that_no_number_of_smallest_images_has_become_one_image(data):
     assert len(sample.image_spans) == 1
 
 
+def test_a_filler_that_blank_samples_can_not_be_made_of_is_found_before_the_start(data):
+    class NoFiller(Noisy):
+        def filler(self, with_image):
+            raise NotImplementedError
+
+    with pytest.raises(ConfigError, match="filler.* of the transform failed"):
+        loader(data, transform=own(data, NoFiller), tail="empty")
+    list(loader(data, transform=own(data, NoFiller), tail="empty", on_bad_sample="raise"))
+
+
 # --- how many are borne
 
 

@@ -198,7 +198,7 @@ class DataLoader(LoaderView):
             transform=self._transform.fingerprint,
             exclude=excluded_rows(exclude, self._source),
         )
-        if tail == "filler":
+        if tail == "filler" or bad.skips:
             check(self._transform, self._source, with_image=self._course.has_images)
         if options.uses_processes:
             check_picklable(self._transform, multiprocessing_context)
