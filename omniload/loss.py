@@ -102,8 +102,8 @@ def exact_factor(batches: Iterable[Any], *, group: Any = None) -> float:
 
         planned / (planned - missing)
 
-    for a mean over tokens, as `loss_scale` and `loss_weights("token")` make it. Call it on all ranks
-    before each optimizer step, whether samples were skipped here or not:
+    for a mean over tokens, as `loss_scale` and `loss_weights("token")` make it. Call it on all
+    ranks before each optimizer step, whether samples were skipped here or not:
 
         factor = omniload.loss.exact_factor(batches_of_this_step)
         if factor != 1:
