@@ -200,6 +200,13 @@ def test_a_manifest_is_checked_wherever_it_comes_from(tmp_path, cache):
         open_shards(server.url, cache=cache)
 
 
+def test_a_manifest_is_asked_for_again_too(data, cache):
+    with FaultyServer(data[0], only=".json") as server:
+        server.faults = [status(503), truncate(50)]
+        assert len(open_shards(server.url, cache=cache, storage=QUICK)) == COUNT
+        assert server.faults == []
+
+
 def test_a_url_needs_a_cache_and_a_path_must_not_have_one(data, cache):
     with pytest.raises(ConfigError, match=r"give cache=Cache\(folder=..., max_bytes=...\), got N"):
         open_shards("http://127.0.0.1:9/set")
@@ -214,6 +221,7 @@ def test_a_url_needs_a_cache_and_a_path_must_not_have_one(data, cache):
         ("ftp://host/set", r"must be one of http, https, s3, .*, got 'ftp://host/set'"),
         ("simplecache::s3://bucket/set", "protocol of a URL must be one of"),
         ("s3:///set", "must name a host or bucket"),
+        ("https://me:word@host/set", r"password must not be in the URL \(https://host/set\)"),
     ],
 )
 def test_protocols_that_are_not_read_are_named(url, message, cache):

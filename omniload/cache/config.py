@@ -36,7 +36,9 @@ class Cache:
     def __post_init__(self) -> None:
         if not isinstance(self.folder, (str, os.PathLike)):
             raise ConfigError(f"Cache.folder must be a path, got {type(self.folder).__name__}.")
-        object.__setattr__(self, "folder", str(Path(os.fspath(self.folder)).absolute()))
+        object.__setattr__(
+            self, "folder", str(Path(os.fspath(self.folder)).expanduser().absolute())
+        )
         most = self.max_bytes
         is_count = isinstance(most, int) and not isinstance(most, bool)
         if most is not None and not (is_count and most > 0):

@@ -40,8 +40,14 @@ def check_url(url: str) -> None:
             f"the protocol of a URL must be one of {', '.join(PROTOCOLS)}, got "
             f"{shown_url(url)[:80]!r}."
         )
-    if protocol != "file" and not urlsplit(url).netloc:
+    host = urlsplit(url).netloc
+    if protocol != "file" and not host:
         raise ConfigError(f"a URL must name a host or bucket, got {shown_url(url)[:80]!r}.")
+    if protocol in ("http", "https") and "@" in host:
+        raise ConfigError(
+            f"a name and a password must not be in the URL ({shown_url(url)[:80]}). Give them as "
+            "Storage(options={'headers': {'Authorization': ...}})."
+        )
 
 
 def join_url(url: str, name: str) -> str:
