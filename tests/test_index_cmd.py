@@ -267,6 +267,15 @@ def test_ctrl_c_ends_at_once_and_says_how_to_go_on(tmp_path):
         assert "run the same command again" in said
 
 
+def test_what_should_be_known_is_said_before_the_work(tmp_path):
+    said = []
+    folder = tar_folder(tmp_path, (4,))
+    recipe = Recipe(tiling="qwen", min_pixels=784, max_pixels=3136)
+    index_tars([folder], recipe=recipe, note=said.append)
+    assert "its template is qwen-vl" in said[0]
+    assert "added to the tokenizer" in said[1]
+
+
 def test_the_summary_is_for_people_or_one_json_object(tmp_path):
     folder = tar_folder(tmp_path, (12, 8))
     done = run_command(folder)

@@ -103,11 +103,16 @@ def index(
             recipe=recipe,
             workers=len(os.sched_getaffinity(0)) if workers is None else workers,
             show_progress=not as_json,
+            note=_note,
         )
     except KeyboardInterrupt:
         typer.echo("stopped; run the same command again to go on", err=True)
         raise
     _report(summary, as_json=as_json)
+
+
+def _note(text: str) -> None:
+    typer.secho(f"note: {text}", fg="yellow", err=True)
 
 
 def _report(summary: IndexSummary, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ from omniload.tars.manifest import TarManifest
 from omniload.tars.side_file import SUFFIX, open_side
 from omniload.tools.index_jobs import IndexJob, run_index_jobs
 from omniload.tools.index_set import IndexedTar, finish_index
+from omniload.tools.notes import start_notes
 from omniload.tools.progress_bar import bytes_bar
-from omniload.tools.recipe import Recipe
+from omniload.tools.recipe import Recipe, make_encoder
+from omniload.tools.sources import InputFile
+from omniload.tools.tilings import tiling_notes
 
 __all__ = ["IndexSummary", "index_tars"]
 
@@ -76,6 +79,7 @@ def index_tars(
     recipe: Recipe | None = None,
     workers: int = 1,
     show_progress: bool = False,
+    note: Callable[[str], None] | None = None,
 ) -> IndexSummary:
     """Index tars, so that they are read in place; goes on where a killed run was.
 
@@ -85,6 +89,7 @@ def index_tars(
         recipe: how lengths are measured.
         workers: processes.
         show_progress: a bar on standard error.
+        note: called with what a user should know before the work begins.
 
     Returns:
         What was done.
@@ -98,6 +103,8 @@ def index_tars(
         raise ConfigError(f"--workers must be at least 1, got {workers}.")
     begin = time.monotonic()
     found = _find(srcs)
+    for text in _notes(recipe, *found[0]) if note is not None else ():
+        note(text)
     root = Path(os.path.commonpath([path.parent for path, _ in found]))
     folder = root if out is None else Path(out).absolute()
     settings = {name: recipe.settings()[name] for name in _SETTINGS}
@@ -153,6 +160,18 @@ def _find(srcs: Sequence[str | Path]) -> list[tuple[Path, str]]:
             f"{', '.join(repr(os.fspath(src)) for src in srcs):.200}. Only local files are indexed."
         )
     return list(found.items())
+
+
+def _notes(recipe: Recipe, path: Path, source: str) -> Iterator[str]:
+    yield from tiling_notes(recipe.tiling, recipe.template, {})
+    first = InputFile(
+        kind="tar",
+        path=os.fspath(path),
+        label=path.name,
+        source=source,
+        image_root=os.fspath(path.parent),
+    )
+    yield from start_notes([first], make_encoder(recipe))
 
 
 def _refuse_odd_names(tars: Sequence[IndexedTar]) -> None:
