@@ -59,6 +59,7 @@ _MODULES = (
     "masks",
     "metrics",
     "shards",
+    "stream",
     "tars",
     "tools",
     "transforms",
