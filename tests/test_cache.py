@@ -174,6 +174,21 @@ def test_what_is_needed_last_goes_first(tmp_path, server):
     later.close()
 
 
+def test_a_file_that_a_process_needs_always_never_goes(tmp_path, server):
+    entries = [add(server, i) for i in range(4)]
+    folder = tmp_path / "cache"
+    client = client_of(server, folder, max_bytes=2 * SIZE)
+    assert client.pin(entries[0], memoryview)[0] == 0
+    for i in (1, 2, 3, 1):
+        first_byte(client_of(server, folder, max_bytes=2 * SIZE), entries[i])
+        assert here(folder, *entries) == [0, i]
+    client.prefetch([entries[2]])
+    wait_until(lambda: here(folder, *entries) == [0, 2])
+    del client
+    first_byte(client_of(server, folder, max_bytes=SIZE), entries[3])
+    assert here(folder, *entries) == [3]
+
+
 def test_nothing_goes_for_a_file_that_is_needed_later_than_it(tmp_path, server):
     entries = [add(server, i) for i in range(3)]
     folder = tmp_path / "cache"

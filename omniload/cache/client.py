@@ -164,9 +164,9 @@ class _Process:
         self._lock = threading.Lock()
         self._is_stopped = False
         self._is_watching = False
-        self._pinned: list[Entry] = []
+        self._pinned: list[str] = []
         self._order: PublishedOrder | None = None
-        self._named: tuple[str, ...] = ()
+        self._named: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._ahead = FetchAhead(
             self._folder,
             self._transport,
@@ -226,22 +226,23 @@ class _Process:
             threading.Thread(target=self._watch, name="omniload-cache-watch", daemon=True).start()
 
     def pin(self, entry: Entry) -> None:
-        """Name a file first in every order of this process."""
+        """Name a file in every order of this process as one that it needs always."""
         with self._lock:
-            self._pinned.append(entry)
+            self._pinned.append(entry.name)
         self.want(self._ahead.wanted)
 
     def want(self, entries: Sequence[Entry]) -> None:
         """Set what is needed next."""
-        names = tuple(entry.name for entry in (*self._pinned, *entries))
-        if names == self._named:
+        names = tuple(entry.name for entry in entries)
+        pinned = tuple(self._pinned)
+        if (pinned, names) == self._named:
             return
         try:
             with self._lock:
-                self._named = names
+                self._named = (pinned, names)
                 if self._order is None:
                     self._order = PublishedOrder(self._folder.path)
-                self._order.write(names)
+                self._order.write(names, pinned=pinned)
         except OSError as error:  # a hint is no reason to stop: a read that fails says so
             _log.warning("what is needed next can't be written to the cache: %s", error)
         self._ahead.want(entries)

@@ -36,9 +36,8 @@ class Cache:
     def __post_init__(self) -> None:
         if not isinstance(self.folder, (str, os.PathLike)):
             raise ConfigError(f"Cache.folder must be a path, got {type(self.folder).__name__}.")
-        object.__setattr__(
-            self, "folder", str(Path(os.fspath(self.folder)).expanduser().absolute())
-        )
+        folder = os.path.expanduser(os.fspath(self.folder))  # noqa: PTH111 - leaves ~nobody alone
+        object.__setattr__(self, "folder", str(Path(folder).absolute()))
         most = self.max_bytes
         is_count = isinstance(most, int) and not isinstance(most, bool)
         if most is not None and not (is_count and most > 0):

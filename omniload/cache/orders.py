@@ -9,7 +9,10 @@ from pathlib import Path
 
 from omniload.cache.locks import open_own, try_lock
 
-__all__ = ["PublishedOrder", "read_orders"]
+__all__ = ["PINNED", "PublishedOrder", "read_orders"]
+
+#: the place of a file that its process needs for as long as it lives
+PINNED = -1
 
 #: files named in an order; what is further ahead makes no difference
 MOST_NAMED = 1024
@@ -34,9 +37,9 @@ class PublishedOrder:
         fresh.rename(self._path)
         self._names: tuple[str, ...] = ()
 
-    def write(self, names: Sequence[str]) -> None:
-        """Say what is needed next, nearest first."""
-        names = tuple(names[:MOST_NAMED])
+    def write(self, names: Sequence[str], *, pinned: Sequence[str] = ()) -> None:
+        """Say what is needed next, nearest first, and what is needed always."""
+        names = (*(f"!{name}" for name in pinned), *names[:MOST_NAMED])
         if names == self._names:
             return
         # a reader in between sees a part of it, which is no more wrong than what was there before
@@ -58,6 +61,7 @@ class PublishedOrder:
 def read_orders(folder: Path) -> dict[str, int]:
     """Read when each file is needed: its place in the order of the process that needs it first.
 
+    PINNED for one that a process needs always.
     Orders of processes that are dead are deleted.
     """
     places: dict[str, int] = {}
@@ -70,9 +74,14 @@ def read_orders(folder: Path) -> dict[str, int]:
             if try_lock(descriptor):
                 path.unlink(missing_ok=True)
                 continue
-            text = os.read(descriptor, 64 * MOST_NAMED)
+            text = os.read(descriptor, 64 * (MOST_NAMED + 16))
         finally:
             os.close(descriptor)
-        for place, name in enumerate(text.decode("ascii", "replace").splitlines()):
+        place = 0
+        for name in text.decode("ascii", "replace").splitlines():
+            if name.startswith("!"):
+                places[name[1:]] = PINNED
+                continue
             places[name] = min(place, places.get(name, place))
+            place += 1
     return places

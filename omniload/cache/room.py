@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from omniload.cache.entry import Entry, Found
 from omniload.cache.folder import CacheFolder
 from omniload.cache.locks import open_own
-from omniload.cache.orders import read_orders
+from omniload.cache.orders import PINNED, read_orders
 from omniload.errors import ConfigError, ShardError
 
 __all__ = ["free_some", "reserve", "try_reserve"]
@@ -130,6 +130,7 @@ def _victims(folder: CacheFolder, entry: Entry, found: Sequence[Found]) -> list[
         for item in found
         if item.kind != "evicted"
         and item.name != entry.name
+        and places.get(item.name) != PINNED  # in use, so that nothing would be free
         and not (item.kind == "partial" and folder.is_fetched_now(item.name))
     ]
     return sorted(victims, key=lambda victim: (-victim.place, victim.found.used_ns))

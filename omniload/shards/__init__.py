@@ -20,7 +20,7 @@ from omniload.shards.manifest import (
 )
 from omniload.shards.reader import ShardSet, open_shards
 from omniload.shards.remote import rows_per_window
-from omniload.shards.verify import fault_of_file, verify_shards
+from omniload.shards.verify import RowFault, fault_of_file, faults_of_rows, verify_shards
 from omniload.shards.write import finish_shards, write_index, write_shards
 
 __all__ = [
@@ -28,11 +28,13 @@ __all__ = [
     "Cache",
     "FinishedShard",
     "Manifest",
+    "RowFault",
     "ShardInfo",
     "ShardSet",
     "ShardWriter",
     "Storage",
     "fault_of_file",
+    "faults_of_rows",
     "finish_shards",
     "is_url",
     "open_shards",

@@ -29,7 +29,7 @@ class RemoteFiles:
         text: the manifest, if it was fetched before.
 
     Raises:
-        ConfigError: a limit of the cache below the largest file.
+        ConfigError: a limit of the cache below index and largest shard.
         ShardError: no manifest there, or a broken one.
     """
 
@@ -40,12 +40,19 @@ class RemoteFiles:
         data = client.fetch_bytes(where, most=_LARGEST_MANIFEST) if text is None else text
         self.manifest: Manifest = parse_manifest(data, shown_url(where))
         self._entries = tuple(self._entry(info) for info in self.manifest.shards)
-        largest = max(info.num_bytes for info in (*self.manifest.shards, self.manifest.index))
-        limit = client.cache.max_bytes
-        if limit is not None and largest > limit:
+        self._check_limit()
+
+    def _check_limit(self) -> None:
+        limit = self.client.cache.max_bytes
+        # the index stays while any process reads
+        least = self.manifest.index.num_bytes + max(
+            (info.num_bytes for info in self.manifest.shards), default=0
+        )
+        if limit is not None and least > limit:
             raise ConfigError(
-                f"Cache.max_bytes must hold at least the largest file of {self.location}: expected "
-                f">= {largest}, got {limit}. Let it hold several for each worker."
+                f"Cache.max_bytes must hold at least the index and the largest shard of "
+                f"{self.location}: expected >= {least}, got {limit}. Let it hold several shards "
+                "for each worker."
             )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,15 +1,21 @@
-"""Checksums of whole files: what reading batch by batch doesn't look at."""
+"""Checksums of whole files, and all rows of a shard: what reading row by row doesn't look at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
 
+from omniload.errors import SampleError, ShardError
 from omniload.shards.manifest import ShardInfo, read_manifest
+from omniload.shards.views import OpenedShard, map_file
+from omniload.types import Record
 
-__all__ = ["fault_of_file", "verify_shards"]
+__all__ = ["RowFault", "fault_of_file", "faults_of_rows", "verify_shards"]
 
 _CHUNK = 1 << 22
 
@@ -78,3 +84,68 @@ def fault_of_file(folder: Path, info: ShardInfo, step: Callable[[int], None] | N
     if digest.hexdigest() != info.xxh3_128:
         return f"its xxh3_128 must be {info.xxh3_128}, got {digest.hexdigest()}"
     return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFault:
+    """What is wrong with a row, or with a shard as a whole.
+
+    Args:
+        row: number in the set; -1: the shard as a whole.
+        key: of the sample; "" where it can't be read.
+        kind: "shard", "row", "length" or "sample".
+        reason: what is wrong, in a sentence.
+    """
+
+    row: int
+    key: str
+    kind: str
+    reason: str
+
+
+def faults_of_rows(
+    folder: Path,
+    info: ShardInfo,
+    *,
+    first_row: int,
+    lengths: Sequence[npt.NDArray[np.int32]] | None,
+    check: Callable[[Record], tuple[int, int, int]],
+) -> Iterator[RowFault]:
+    """Read all rows of a shard, and hold their lengths against the index.
+
+    Unlike `ShardSet.read` this needs no other file of the set, and goes on behind damage.
+
+    Args:
+        folder: where the shard lies.
+        info: its line in the manifest.
+        first_row: number of its first row in the set.
+        lengths: tokens, tiles and loss tokens of its rows as the index has them, int32 (num_rows,)
+            each; None: the index can't be read.
+        check: gives the same three of a record; a SampleError says that the record is damaged.
+
+    Yields:
+        What is wrong.
+    """
+    try:
+        shard = OpenedShard(folder / info.name, info, map_file(folder / info.name, info))
+    except ShardError as error:
+        yield RowFault(row=-1, key="", kind="shard", reason=str(error))
+        return
+    for local in range(info.num_rows):
+        row = first_row + local
+        try:
+            record = shard.record(local, row=row)
+        except ShardError as error:
+            yield RowFault(row=row, key="", kind="row", reason=str(error))
+            continue
+        try:
+            found = check(record)
+        except SampleError as error:
+            yield RowFault(row=row, key=record.key, kind="sample", reason=str(error))
+            continue
+        if lengths is None:
+            continue
+        planned = tuple(int(column[local]) for column in lengths)
+        if planned != found:
+            reason = f"(tokens, tiles, loss tokens) must be {planned} as in the index, got {found}"
+            yield RowFault(row=row, key=record.key, kind="length", reason=reason)
