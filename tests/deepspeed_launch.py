@@ -15,7 +15,7 @@ def launch(folder, shards, size, *names, timeout=200):
 
     Programs called crash_... come last; there a process may be aborted by gloo.
     """
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tests.deepspeed_ranks"]
     logs = [(folder / f"{rank}.err").open("w") for rank in range(size)]
     processes = [

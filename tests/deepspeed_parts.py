@@ -1,6 +1,7 @@
 """A small model, its data and its training in one process: what pipelines are compared with."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch.nn import functional
@@ -31,8 +32,12 @@ class Case:
     zero: int = 0
     workers: int = 0
     uneven: bool = False  # recompute by the size of the micro-batch
-    skip: bool = False  # leave a damaged sample out
+    data: str = ""  # "damaged": with a bad sample, to be skipped; "texts": one image in all rows
     pipeline: dict = field(default_factory=dict, hash=False)  # of DeepSpeed's config
+
+    @property
+    def skip(self):
+        return self.data == "damaged"
 
     @property
     def plan(self):
@@ -55,9 +60,14 @@ def make_layers(shards, *, frozen=False):
     return layers
 
 
-def damaged(shards):
-    """The same rows with a damaged image among the first that are trained on."""
-    return shards.parent / "damaged"
+def write_other_rows(shards, *, damaged):
+    """Beside the shards: the same rows with a damaged image, and rows of text with one image."""
+    write_rows(shards.parent / "damaged", damage=damaged)
+    write_data(shards.parent / "texts", num_rows=24, num_images=(1, *[0] * 23), seed=4)
+
+
+def rows_for(shards, case):
+    return Path(shards).parent / case.data if case.data else shards
 
 
 def make_loader(shards, *, world, accumulation, workers=0, skip=False):
@@ -93,7 +103,9 @@ def train_alone(shards, case, *, accumulations=()):
         total = 0.0
         for dp_rank in range(case.dp):
             world = World(dp_rank=dp_rank, dp_world_size=case.dp)
-            loader = make_loader(shards, world=world, accumulation=accumulation, skip=case.skip)
+            loader = make_loader(
+                rows_for(shards, case), world=world, accumulation=accumulation, skip=case.skip
+            )
             if state is not None:
                 loader.load_state_dict(state)
             batches = iter(loader)

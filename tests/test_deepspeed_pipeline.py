@@ -6,13 +6,14 @@ mended it, and that the workaround which its text names can go.
 
 import functools
 import math
+import shutil
 
 import pytest
 import torch
 from torch import nn
 
 from tests.deepspeed_launch import launch
-from tests.deepspeed_parts import Case, damaged, train_alone, write_rows
+from tests.deepspeed_parts import Case, train_alone, write_other_rows, write_rows
 
 pytest.importorskip("deepspeed")
 ranks = pytest.importorskip("tests.deepspeed_ranks")
@@ -35,7 +36,7 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     shards = write_rows(tmp_path_factory.mktemp("data") / "shards")
-    write_rows(damaged(shards), damage=DAMAGED)
+    write_other_rows(shards, damaged=DAMAGED)
     return shards
 
 
@@ -45,11 +46,10 @@ def alone(shards):
 
     @functools.cache
     def train(case, accumulations):
-        folder = damaged(shards) if case.skip else shards
-        return train_alone(folder, case, accumulations=accumulations)
+        return train_alone(shards, case, accumulations=accumulations)
 
     def of(case, accumulations=()):
-        names = ("dp", "accumulation", "frozen", "clip", "skip")
+        names = ("dp", "accumulation", "frozen", "clip", "data")
         same = {name: getattr(case, name) for name in names}
         return train(Case(parts=(0, 9), steps=4, **same), accumulations)
 
@@ -61,13 +61,16 @@ def pairs(shards, tmp_path_factory):
     names = (*ranks.PAIRS, *ranks.BF16, "resumed", "other_accumulation", "epochs", "refusals",
              "clip_norm", "frozen_refused", "tied", "unused_float",
              "crash_unused_float")  # fmt: skip
-    return launch(tmp_path_factory.mktemp("pairs") / "out", shards, 2, *names)
+    folder = tmp_path_factory.mktemp("pairs") / "out"
+    return *launch(folder, shards, 2, *names), folder
 
 
 @pytest.fixture(scope="module")
-def triples(shards, tmp_path_factory):
-    names = (*ranks.TRIPLES, "reads", "mixed_tuple", "crash_mixed_tuple")
-    return launch(tmp_path_factory.mktemp("triples") / "out", shards, 3, *names)
+def triples(shards, pairs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("triples") / "out"
+    shutil.copytree(pairs[2] / "saved", folder / "saved")
+    names = (*ranks.TRIPLES, "reads", "moved", "mixed_tuple", "crash_mixed_tuple")
+    return launch(folder, shards, 3, *names)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +101,8 @@ def test_the_data_has_packs_of_text_alone(alone):
     *_, tiles = alone(ranks.PAIRS["plain"])
     assert 0 in tiles[:9]
     assert len(set(tiles[:9])) > 4
+    *_, tiles = alone(ranks.PAIRS["texts"])
+    assert [0] * 3 in [tiles[step : step + 3] for step in (0, 3, 6)]
 
 
 @pytest.mark.parametrize("name", ranks.PAIRS)
@@ -162,10 +167,12 @@ def test_training_goes_on_exactly_after_a_saved_state(pairs, alone):
     assert [seen["resumed"]["note"] for seen in pairs[0]] == [7, 7]
 
 
-def test_weights_reload_under_another_partition(pairs, alone):
+def test_weights_reload_under_another_partition_and_more_stages(pairs, triples, alone):
     losses, *_ = alone(ranks.PLAIN)
     for seen in pairs[0]:
         assert seen["resumed"]["moved"] == pytest.approx(losses[2], abs=1e-5)
+    for seen in triples[0]:
+        assert seen["moved"]["loss"] == pytest.approx(losses[2], abs=1e-5)
 
 
 def test_the_micro_batches_of_a_step_may_change_between_steps(pairs, alone):
@@ -242,7 +249,7 @@ def test_tied_layers_train_as_one_module(pairs):
 
 
 def test_deepspeed_still_fails_on_a_float_without_gradient_and_the_adapter_does_not(pairs):
-    results, _ = pairs
+    results = pairs[0]
     reference = defects.train_alone(defects.Unused, 3)
     for seen in results:
         assert seen["unused_float"]["losses"] == pytest.approx(reference, rel=1e-5)
