@@ -270,7 +270,7 @@ def reads(shards, folder):
         omniload.transforms.tile.TileTransform._image = refuse
     if not (engine.is_first_stage() or engine.is_last_stage()):
         omniload.shards.ShardSet.read = refuse
-    for _ in range(2):
+    for _ in range(12):  # ten steps are an epoch
         engine.train_batch(batches)
     workers = bool(psutil.Process().children())
     return {"workers": workers, "state": loader.state_dict()}

@@ -217,6 +217,8 @@ def test_what_does_not_fit_is_refused_with_a_remedy(pairs, name, part):
 
 def test_middle_stages_read_nothing_and_the_last_decodes_no_image(triples):
     assert_same_state(triples[0], "reads")
+    state = triples[0][1]["reads"]["state"]
+    assert (state["epoch"], state["step"]) == (1, 2)
     assert [seen["reads"]["workers"] for seen in triples[0]] == [True, False, True]
 
 
