@@ -427,6 +427,8 @@ def test_a_folder_that_goes_while_it_is_in_use_is_named(tmp_path, server):
     client = client_of(server, tmp_path / "cache")
     first_byte(client, one)
     shutil.rmtree(tmp_path / "cache")
+    client.prefetch([other])  # the thread that fetches ahead says nothing, and lives on
+    time.sleep(0.2)
     with pytest.raises(ShardError, match=r"cache folder .* can't be used: No such file"):
         first_byte(client, other)
 

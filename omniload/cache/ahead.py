@@ -91,13 +91,13 @@ class FetchAhead:
         if self._folder.is_here(entry):
             self._settled[entry.name] = now + _LOOK_AGAIN_S
             return True
-        if self._folder.is_fetched_now(entry.name):
-            return True
         try:
+            if self._folder.is_fetched_now(entry.name):
+                return True
             return self._fetch(entry, place)
         except Stopped:
             return False
-        except OmniloadError as error:
+        except (OmniloadError, OSError) as error:
             _log.info("not fetched ahead: %s", error)
         except Exception:
             _log.exception("%s was not fetched ahead", entry.name)

@@ -244,7 +244,7 @@ class _Process:
                     self._order = PublishedOrder(self._folder.path)
                 self._order.write(names, pinned=pinned)
         except OSError as error:  # a hint is no reason to stop: a read that fails says so
-            _log.warning("what is needed next can't be written to the cache: %s", error)
+            _log.info("what is needed next can't be written to the cache: %s", error)
         self._ahead.want(entries)
         if entries and self._folder.max_bytes is not None:
             # what is not needed soon is closed now, so that its room is free when it has to go
