@@ -103,8 +103,9 @@ def index_tars(
         raise ConfigError(f"--workers must be at least 1, got {workers}.")
     begin = time.monotonic()
     found = _find(srcs)
-    for text in _notes(recipe, *found[0]) if note is not None else ():
-        note(text)
+    if note is not None:
+        for text in _notes(recipe, *found[0]):
+            note(text)
     root = Path(os.path.commonpath([path.parent for path, _ in found]))
     folder = root if out is None else Path(out).absolute()
     settings = {name: recipe.settings()[name] for name in _SETTINGS}
