@@ -107,6 +107,7 @@ def one_round(whole, folder, seed):
                 sync=sync,
                 quarantine=quarantine,
                 num_workers=chance.choice([0, 0, 0, 1, 2]),
+                worker_type=chance.choice(["process", "thread"]),
                 multiprocessing_context="fork",
                 **same,
             )
