@@ -161,28 +161,28 @@ def test_an_out_that_can_not_be_made_is_an_error_of_ours(raw, tmp_path, below):
         run(raw, tmp_path / below)
 
 
-# --- inspect --verify ------------------------------------------------------------------------
+# --- verify -----------------------------------------------------------------------------------
 
 
 def test_verify_names_each_damaged_file_and_ends_with_1(raw, tmp_path):
     out = tmp_path / "out"
     run(raw, out)
-    done = CliRunner().invoke(app, ["inspect", str(out), "--verify"])
+    done = CliRunner().invoke(app, ["verify", str(out)])
     assert done.exit_code == 0
-    assert "files are as they were written" in done.stdout
+    assert "all as it was written" in done.stdout
     first, second, third, *_ = sorted(out.glob("shard-*.arrow"))
     flip(first)
     second.unlink()
     third.write_bytes(third.read_bytes()[:-1])
     flip(out / "index.arrow")
     assert set(verify_shards(out)) == {first.name, second.name, third.name, "index.arrow"}
-    done = CliRunner().invoke(app, ["inspect", str(out), "--verify"])
+    done = CliRunner().invoke(app, ["verify", str(out)])
     assert done.exit_code == 1
     for path in (first, second, third):
         assert f"damaged: {path}" in done.output
-    done = CliRunner().invoke(app, ["inspect", str(out), "--verify", "--json"])
+    done = CliRunner().invoke(app, ["verify", str(out), "--json"])
     assert done.exit_code == 1
-    assert "xxh3_128 must be" in json.loads(done.stdout)["damaged"][first.name]
+    assert "xxh3_128 must be" in json.loads(done.stdout)["damaged"][str(first)]
 
 
 def test_verify_says_how_far_it_is(raw, tmp_path):

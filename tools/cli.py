@@ -26,6 +26,7 @@ from omniload.tools import (
     plan_cmd,
     preprocess,
     state_cmd,
+    verify_cmd,
 )
 
 __all__ = ["app", "main"]
@@ -49,6 +50,7 @@ app.command("inspect")(inspect_cmd.inspect_shards)
 app.command("plan")(plan_cmd.plan_data)
 app.command("plan-pipeline")(pipeline_cmd.plan_pipeline)
 app.command("state")(state_cmd.explain_state)
+app.command("verify")(verify_cmd.verify_data)
 app.command()(doctor.doctor)
 bench.command("grouping")(bench_grouping.grouping)
 bench.command("images")(bench_images.images)

@@ -26,20 +26,12 @@ def inspect_shards(
     sample: Annotated[
         int, typer.Option("--sample", "-n", help="Samples to show, spread evenly over the rows.")
     ] = 3,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check every file against its checksum, and end.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what shards hold: facts, distributions of lengths, sources, a few samples.
 
-    With `--verify`, read all bytes instead, and end with code 1 if a file is damaged.
-
     Example: `omniload inspect shards/ --sample 5`
     """
-    if verify:
-        _verify(shards, as_json=as_json)
-        return
     from omniload.shards import open_shards
 
     if sample < 0:
@@ -51,31 +43,6 @@ def inspect_shards(
         print(json.dumps(facts))
         return
     _print(facts)
-
-
-def _verify(folder: Path, *, as_json: bool) -> None:
-    from omniload.shards import read_manifest, verify_shards
-    from omniload.tools.progress_bar import bytes_bar
-
-    with bytes_bar("verify", show=not as_json) as tick:
-        faults = verify_shards(folder, tick=tick)
-    files = len(read_manifest(folder, check_files=False).shards) + 1
-    if as_json:
-        import json
-
-        print(json.dumps({"path": str(folder), "files": files, "damaged": faults}))
-    elif not faults:
-        typer.echo(f"{folder}: {files} files are as they were written")
-    for name, fault in faults.items() if not as_json else ():
-        typer.secho(f"damaged: {folder / name}: {fault}", fg="red", err=True)
-    if faults:
-        if not as_json:
-            typer.echo(
-                f"{len(faults)} of {files} files are damaged: copy them again, or preprocess again "
-                "with --overwrite",
-                err=True,
-            )
-        raise typer.Exit(1)
 
 
 def describe(shards: ShardSet, *, num_samples: int = 3) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from omniload.errors import ConfigError
 from omniload.mixture.mixture import Mixture
 from omniload.mixture.sets import MixtureSet
 
-__all__ = ["open_mixture"]
+__all__ = ["MixtureFile", "open_mixture", "read_mixture_file"]
 
 #: bytes a file may have: thousands of sets
 _LARGEST_FILE = 1 << 20
@@ -40,6 +40,33 @@ def open_mixture(
         ShardError: a set is missing or damaged.
     """
     file = Path(path).absolute()
+    described = read_mixture_file(file, cache=cache, storage=storage)
+    return Mixture(
+        described.sets,
+        seed=described.seed,
+        epoch_rows=described.epoch_rows,
+        location=str(file),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureFile:
+    """What a YAML file says: the arguments of `Mixture`, which checks them."""
+
+    sets: tuple[MixtureSet, ...]
+    seed: Any
+    epoch_rows: Any
+
+
+def read_mixture_file(
+    path: str | os.PathLike[str], *, cache: Cache | None = None, storage: Storage | None = None
+) -> MixtureFile:
+    """Read what a YAML file says, without opening the sets; arguments as of `open_mixture`.
+
+    Raises:
+        ConfigError: no such file, no YAML, an unknown key or a wrong value.
+    """
+    file = Path(path).absolute()
     data = _mapping(_read(file), _KEYS, str(file))
     entries = data.get("sets")
     if not isinstance(entries, list) or not entries:
@@ -56,11 +83,8 @@ def open_mixture(
         raise ConfigError(
             f"cache= and storage= are for sets at URLs, and {file} has none. Leave them out."
         )
-    return Mixture(
-        sets,
-        seed=data.get("seed", 0),
-        epoch_rows=data.get("epoch_rows"),
-        location=str(file),
+    return MixtureFile(
+        sets=tuple(sets), seed=data.get("seed", 0), epoch_rows=data.get("epoch_rows")
     )
 
 
