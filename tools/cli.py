@@ -16,9 +16,11 @@ from omniload.tools import (
     bench_index,
     bench_masks,
     bench_pack,
+    bench_pipeline,
     bench_read,
     bench_start,
     bench_tiles,
+    bench_workers,
     doctor,
     index_cmd,
     inspect_cmd,
@@ -57,9 +59,11 @@ bench.command("images")(bench_images.images)
 bench.command("index")(bench_index.index)
 bench.command("masks")(bench_masks.masks)
 bench.command("pack")(bench_pack.pack)
+bench.command("pipeline")(bench_pipeline.pipeline)
 bench.command("read")(bench_read.read)
 bench.command("start")(bench_start.start)
 bench.command("tiles")(bench_tiles.tiles)
+bench.command("workers")(bench_workers.workers)
 app.add_typer(bench, name="bench")
 
 
