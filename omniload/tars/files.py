@@ -148,7 +148,8 @@ class _LocalTar:
         self._descriptor = -1
         side = folder / (entry.name + SUFFIX)
         self.side = open_side(side)
-        if self.side.facts.digest != entry.digest:
+        facts = self.side.facts
+        if (facts.digest, facts.num_bytes) != (entry.digest, entry.num_bytes):
             raise ShardError(
                 f"{side} is of another run of `omniload index` than the set in {folder}. Run it "
                 "again."

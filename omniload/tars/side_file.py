@@ -196,6 +196,16 @@ class SideFile:
         self._numbers = {
             name: inner.field(name).to_numpy() for name, _ in _MEMBER if name != "name"
         }
+        starts, sizes = self._numbers["start"], self._numbers["num_bytes"]
+        room = self.facts.num_bytes
+        # an index may come from elsewhere: it must not make us read what no tar has
+        if len(starts) and not (
+            min(starts.min(), sizes.min()) >= 0 and (sizes <= room).all()
+            and (starts <= room - sizes).all()
+        ):  # fmt: skip
+            raise ValueError(f"its members must lie in the {room} bytes of the tar")
+        if len(self._ends) and len(self) and not (np.diff(self._ends) > 0).all():
+            raise ValueError("each of its samples must have a member")
         self.rows: npt.NDArray[np.int64] = np.flatnonzero(self.num_tokens > 0)
         if len(self.rows) != self.facts.num_rows or len(self) != self.facts.num_samples:
             raise ValueError(
