@@ -2,7 +2,7 @@
 
 import deepspeed
 import torch
-from deepspeed.pipe import PipelineModule
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from deepspeed.runtime.utils import clip_grad_norm_
 from torch import nn
@@ -109,6 +109,10 @@ def train(kind, parts, *, mended, tp=1, steps=2):
             dynamic_shape=True,
         )
         assert list(module.parts) == list(parts)
+    return train_module(module, kind, mended=mended, steps=steps)
+
+
+def train_module(module, kind, *, mended, steps):
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.01),
@@ -158,8 +162,6 @@ def frozen_refused(shards, folder):
 
 def tied(shards, folder):
     """One weight on the first and the last stage."""
-    from deepspeed.pipe import TiedLayerSpec
-
     torch.manual_seed(1)
     plan = {"parts": [0, 1, 3], "recompute": [0, 1, 1]}
     middle = nn.Linear(WIDTH, WIDTH)
@@ -190,7 +192,22 @@ def tied(shards, folder):
     }
 
 
+def specs(shards, folder):
+    """Layers made on their stage alone, seeded by number: the same under any bounds."""
+    losses = []
+    for parts in ((0, 1, 4), (0, 3, 4)):
+        module = BalancedPipelineModule(
+            [*(LayerSpec(Plain) for _ in range(3)), LayerSpec(First)],
+            plan={"parts": list(parts), "recompute": [1, 0, 1, 0]},
+            loss_fn=loss_fn,
+            seed_layers=True,
+        )
+        losses.append(train_module(module, Plain, mended=True, steps=2))
+    return {"losses": losses}
+
+
 SMALL_PROGRAMS = {
+    "specs": specs,
     "clip_norm": clip_norm,
     "frozen_refused": frozen_refused,
     "tied": tied,

@@ -1,6 +1,10 @@
 """The adapter's parts that need no second process: plans, labels-only samples, the loss."""
 
+import inspect
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +12,7 @@ import torch
 
 from omniload import ConfigError
 from omniload.packing import pack
+from omniload.pipeline.export import deepspeed_arguments
 from omniload.pipeline.plan import PipelinePlan
 from omniload.shards import open_shards
 from omniload.transforms import TileTransform, transform_from_settings
@@ -16,10 +21,11 @@ from tests.loader_data import Wrapped
 from tests.packing_samples import make_sample
 
 pytest.importorskip("deepspeed")
-from omniload.adapters.deepspeed import token_loss
+from omniload.adapters.deepspeed import BalancedPipelineModule, token_loss
 from omniload.adapters.deepspeed.plans import read_plan
 from omniload.adapters.deepspeed.stages import LabelsOnly
 
+ROOT = Path(__file__).resolve().parent.parent
 PLAN = PipelinePlan(parts=(0, 2, 5), recompute=(0, 1, "mlp", 0, "attention"))
 
 
@@ -93,6 +99,23 @@ def test_a_transform_of_ones_own_is_used_whole_unless_it_can_do_labels_only(shar
     assert LabelsOnly.fits(Both(transform))
     record = next(r for r in map(shards.read, range(len(shards))) if len(r.images))
     assert LabelsOnly(Both(transform))(record, None).tiles.shape[2:] == (1, 1)
+
+
+def test_without_deepspeed_the_adapter_says_what_to_install():
+    code = (
+        "import sys; sys.modules['deepspeed'] = None\n"
+        "import importlib.util as u; found = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'deepspeed' else found(name, *rest)\n"
+        "import omniload.adapters.deepspeed"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "pip install 'omniload-vlm[deepspeed]'" in done.stderr
+
+
+def test_the_arguments_that_a_plan_is_exported_to_are_those_of_the_adapter():
+    arguments = deepspeed_arguments(PLAN, num_micro_batches=4)["module"]
+    assert set(arguments) <= set(inspect.signature(BalancedPipelineModule).parameters)
+    assert read_plan(arguments["plan"]) == PLAN
 
 
 def test_the_loss_is_the_weighted_sum_over_labels():

@@ -59,7 +59,7 @@ def alone(shards):
 @pytest.fixture(scope="module")
 def pairs(shards, tmp_path_factory):
     names = (*ranks.PAIRS, *ranks.BF16, "resumed", "other_accumulation", "epochs", "refusals",
-             "clip_norm", "frozen_refused", "tied", "unused_float",
+             "clip_norm", "frozen_refused", "tied", "specs", "unused_float",
              "crash_unused_float")  # fmt: skip
     folder = tmp_path_factory.mktemp("pairs") / "out"
     return *launch(folder, shards, 2, *names), folder
@@ -245,6 +245,13 @@ def test_tied_layers_train_as_one_module(pairs):
         torch.testing.assert_close(seen["tied"]["after"]["main.weight"], shared.weight.data)
         torch.testing.assert_close(seen["tied"]["after"]["main.bias"], shared.bias.data)
         assert "'main' has ['bias'] beside ['weight']" in seen["tied"]["refused"]
+
+
+def test_layers_made_on_their_stage_are_the_same_under_any_bounds(pairs):
+    for seen in pairs[0]:
+        first, second = seen["specs"]["losses"]
+        assert first == pytest.approx(second, rel=1e-6)
+        assert first[0] != first[1]
 
 
 # -- defects of DeepSpeed ------------------------------------------------------------------------

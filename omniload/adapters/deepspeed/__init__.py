@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+from omniload.errors import ConfigError
+
+if find_spec("deepspeed") is None:
+    raise ConfigError("deepspeed is not installed: pip install 'omniload-vlm[deepspeed]'.")
+
 from omniload.adapters.deepspeed.batches import PipelineBatches, pipeline_batches
 from omniload.adapters.deepspeed.engine import prepare_engine
 from omniload.adapters.deepspeed.losses import token_loss
