@@ -93,4 +93,4 @@ def test_a_start_fetches_one_shard_at_most(server, data, tmp_path):
     loader(server.url, cache=Cache(folder=tmp_path / "cache"), transform=transform)
     shards = [name for name in server.names() if name.startswith("shard")]
     assert len(open_shards(data).shard_names) > 5
-    assert len(shards) <= 2  # the one with the first image, and one with rows of another kind
+    assert len(shards) == 1
