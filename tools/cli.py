@@ -48,7 +48,7 @@ bench = typer.Typer(
 
 app.command()(preprocess.preprocess)
 app.command("index")(index_cmd.index)
-app.command("inspect")(inspect_cmd.inspect_shards)
+app.command("inspect")(inspect_cmd.inspect_data)
 app.command("plan")(plan_cmd.plan_data)
 app.command("plan-pipeline")(pipeline_cmd.plan_pipeline)
 app.command("state")(state_cmd.explain_state)

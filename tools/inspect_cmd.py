@@ -1,42 +1,66 @@
-"""`omniload inspect`: what a folder of shards holds."""
+"""`omniload inspect`: what a data set holds."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from omniload.errors import ConfigError
 
-if TYPE_CHECKING:
-    from omniload.shards import ShardSet
-    from omniload.types import Record
+__all__ = ["inspect_data"]
 
-__all__ = ["describe", "inspect_shards"]
-
-_PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
-_BINS = 12
 _BAR_CHARS = 40
 _TEXT_CHARS = 300
+_SHOWN = ("tokenizer", "template", "loss", "tokens_per_tile", "vocab_size")
 
 
-def inspect_shards(
-    shards: Annotated[Path, typer.Argument(metavar="SHARDS", help="Folder that preprocess wrote.")],
+def inspect_data(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="Folder of shards or of indexed tars, URL of shards, or .yaml file of a mixture.",
+        ),
+    ],
     sample: Annotated[
         int, typer.Option("--sample", "-n", help="Samples to show, spread evenly over the rows.")
     ] = 3,
+    scan: Annotated[
+        bool,
+        typer.Option("--scan", help="Read all rows: images of a sample, and figures by source."),
+    ] = False,
+    epoch: Annotated[int, typer.Option(min=0, help="Of a mixture: the epoch to show.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="For --scan: processes; without it: where it pays.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="For URLs: folder of this machine that holds copies.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what shards hold: facts, distributions of lengths, sources, a few samples.
+    """Show what data holds: facts, distributions of lengths, sets and sources, a few samples.
+
+    Only the index is read, and the samples that are shown. Whether the data is damaged is what
+    `omniload verify` says.
 
     Example: `omniload inspect shards/ --sample 5`
     """
-    from omniload.shards import open_shards
+    from omniload.cache import Cache
+    from omniload.tools.data import open_data
+    from omniload.tools.inspect_facts import describe
 
     if sample < 0:
         raise ConfigError(f"--sample must be at least 0, got {sample}.")
-    facts = describe(open_shards(shards), num_samples=sample)
+    opened = open_data(data, cache=None if cache is None else Cache(folder=cache))
+    facts = describe(opened, num_samples=sample, epoch=epoch)
+    if scan:
+        from omniload.tools.inspect_scan import scan as scan_rows
+        from omniload.tools.progress_bar import rows_bar
+
+        with rows_bar("scan", show=not as_json) as tick:
+            facts["scan"] = scan_rows(opened, workers=workers, tick=tick)
     if as_json:
         import json
 
@@ -45,128 +69,86 @@ def inspect_shards(
     _print(facts)
 
 
-def describe(shards: ShardSet, *, num_samples: int = 3) -> dict[str, Any]:
-    """Collect what is shown.
-
-    Args:
-        shards: an open set.
-        num_samples: rows to show.
-
-    Returns:
-        Plain JSON: facts of the manifest, distributions, samples.
-    """
-    manifest, index = shards.manifest, shards.index
-    count = min(num_samples, len(shards))
-    return {
-        "path": str(shards.path),
-        "schema_version": manifest.schema_version,
-        "rows": manifest.num_rows,
-        "shards": len(manifest.shards),
-        "bytes": sum(shard.num_bytes for shard in manifest.shards),
-        "fingerprint": manifest.fingerprint,
-        "settings": dict(manifest.settings),
-        "sources": dict(manifest.sources),
-        "counts": dict(manifest.counts),
-        "distributions": {
-            name: _distribution(getattr(index, name))
-            for name in ("num_tokens", "num_tiles", "num_loss_tokens")
-        },
-        "samples": [_sample(shards.read(i * len(shards) // count)) for i in range(count)],
-    }
-
-
-def _distribution(column: Any) -> dict[str, Any]:
-    import numpy as np
-
-    # equal bins up to the 99th percentile; the last one takes the long tail
-    low, high = int(column.min()), max(int(np.percentile(column, 99)), int(column.min()))
-    bins = min(_BINS, high - low + 1)
-    edges = np.unique(np.linspace(low, high + 1, bins + 1).astype(np.int64))
-    edges[-1] = int(column.max()) + 1
-    counts, _ = np.histogram(column, edges)
-    return {
-        "mean": float(column.mean()),
-        "sum": int(column.sum(dtype=np.int64)),
-        "percentiles": {
-            str(p): int(value)
-            for p, value in zip(_PERCENTILES, np.percentile(column, _PERCENTILES), strict=True)
-        },
-        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
-    }
-
-
-def _sample(record: Record) -> dict[str, Any]:
-    from omniload.images import image_kind
-
-    messages = record.messages
-    return {
-        "row": record.row,
-        "key": record.key,
-        "source": record.source,
-        "shard": record.shard,
-        "num_tokens": len(record.input_ids),
-        "num_loss_tokens": int((record.labels[1:] >= 0).sum()),
-        "images": [
-            {
-                "kind": image_kind(data),
-                "bytes": len(data),
-                "size": size,
-                "tiles": tiles,
-                "span": span,
-            }
-            for data, size, tiles, span in zip(
-                record.images,
-                record.image_sizes.tolist(),
-                record.image_num_tiles.tolist(),
-                record.image_spans.tolist(),
-                strict=True,
-            )
-        ],
-        "messages": None
-        if messages is None
-        else [
-            {"role": message.role, "content": message.content, "weight": message.weight}
-            for message in messages
-        ],
-    }
-
-
 def _print(facts: dict[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
+    blocks = [_head(facts), _sources(facts)]
+    if facts["sets"] is not None:
+        blocks.append(_sets(facts["sets"]))
+    blocks += [_histogram(name, one) for name, one in facts["distributions"].items()]
+    scanned = facts.get("scan")
+    if scanned is not None and scanned["images"] is not None:
+        blocks.append(_histogram("images", scanned["images"]))
+    by_source = facts["by_source"] if scanned is None else scanned["by_source"]
+    if by_source:
+        blocks.append(_by_source(by_source))
+    blocks += [_sample_lines(sample) for sample in facts["samples"]]
+    for number, lines in enumerate(blocks):
+        for text in [""] * bool(number) + lines:
+            console.print(text, markup=False, soft_wrap=True)
 
-    def line(text: str = "") -> None:
-        console.print(text, markup=False, soft_wrap=True)
 
+def _head(facts: dict[str, Any]) -> list[str]:
+    schema = facts["schema_version"]
+    shards = f"{facts['shards']:,} {'shard' if facts['shards'] == 1 else 'shards'}"
+    lines = [
+        f"{facts['path']}: {facts['rows']:,} rows in {shards}, "
+        f"{facts['bytes'] / (1 << 20):,.1f} MiB"
+        + (f", schema {schema}" if schema is not None else f", {facts['kind']}"),
+        f"fingerprint {facts['fingerprint']}",
+    ]
     encoder = facts["settings"].get("encoder", {})
-    line(f"{facts['path']}: {facts['rows']:,} rows in {facts['shards']:,} "
-         f"{'shard' if facts['shards'] == 1 else 'shards'}, "
-         f"{facts['bytes'] / (1 << 20):,.1f} MiB, schema {facts['schema_version']}")  # fmt: skip
-    line(f"fingerprint {facts['fingerprint']}")
-    line(
+    lines.append(
         "encoder     " + ", ".join(f"{name}={encoder[name]}" for name in _SHOWN if name in encoder)
     )
-    tiling = facts["settings"].get("tiling", {})
-    line("tiling      " + ", ".join(f"{name}={value}" for name, value in tiling.items()))
+    lines.append("tiling      " + _pairs(facts["settings"].get("tiling", {})))
+    for name, tiling in facts["source_tilings"].items():
+        lines.append(f"  {name}: {_pairs(tiling)}")
     if facts["counts"]:
-        line("counts      " + ", ".join(f"{k} {v:,}" for k, v in facts["counts"].items() if v))
-    line()
-    line("sources")
+        lines.append(
+            "counts      " + ", ".join(f"{k} {v:,}" for k, v in facts["counts"].items() if v)
+        )
+    return lines
+
+
+def _pairs(tiling: Any) -> str:
+    return ", ".join(f"{name}={value}" for name, value in dict(tiling or {}).items())
+
+
+def _sources(facts: dict[str, Any]) -> list[str]:
+    stored = sum(facts["sources"].values())
     widest = max(map(len, facts["sources"]), default=0)
-    for name, rows in sorted(facts["sources"].items(), key=lambda pair: -pair[1]):
-        line(f"  {name:<{widest}} {rows:>12,}  {rows / facts['rows']:6.1%}")
-    for name, distribution in facts["distributions"].items():
-        line()
-        for text in _histogram(name, distribution):
-            line(text)
-    for sample in facts["samples"]:
-        line()
-        for text in _sample_lines(sample):
-            line(text)
+    return ["sources (rows that are stored)"] + [
+        f"  {name:<{widest}} {rows:>12,}  {rows / max(stored, 1):6.1%}"
+        for name, rows in sorted(facts["sources"].items(), key=lambda pair: -pair[1])
+    ]
 
 
-_SHOWN = ("tokenizer", "template", "loss", "tokens_per_tile", "vocab_size")
+def _sets(sets: list[dict[str, Any]]) -> list[str]:
+    widest = max(len(one["name"]) for one in sets)
+    return [
+        f"{'sets of this epoch':<{max(widest, 16) + 2}} {'rows':>12} {'share':>7} {'tokens':>16} "
+        f"{'share':>7} {'tiles':>14} {'share':>7} {'passes':>8} {'so far':>8}"
+    ] + [
+        f"  {one['name']:<{max(widest, 16)}} {one['rows']:>12,} {one['share_of_rows']:>7.1%} "
+        f"{one['tokens']:>16,} {one['share_of_tokens']:>7.1%} {one['tiles']:>14,} "
+        f"{one['share_of_tiles']:>7.1%} {one['passes']:>8.3g} {one['passes_so_far']:>8.3g}"
+        for one in sets
+    ]
+
+
+def _by_source(by_source: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, columns in by_source.items():
+        lines.append(name)
+        for column, found in columns.items():
+            if isinstance(found, dict):
+                percentiles = "  ".join(f"p{p} {v:,}" for p, v in found["percentiles"].items())
+                lines.append(
+                    f"  {column}: sum {found['sum']:,}, mean {found['mean']:,.1f};  {percentiles}"
+                )
+    return lines
 
 
 def _histogram(name: str, facts: dict[str, Any]) -> list[str]:

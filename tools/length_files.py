@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omniload.errors import ConfigError
+from omniload.tools.data import is_mixture_file, open_data
 
 if TYPE_CHECKING:
     from omniload.index import LengthIndex
@@ -23,7 +24,8 @@ def read_lengths(path: Path | None, *, samples: int, seed: int) -> tuple[LengthI
     """Read the lengths of a data set, or make some up.
 
     Args:
-        path: a folder of shards or indexed tars, or a Parquet or CSV file; None: made-up lengths.
+        path: a folder of shards or indexed tars, the .yaml file of a mixture (its epoch 0), or a
+            Parquet or CSV file; None: made-up lengths.
         samples: rows to make up.
         seed: their seed.
 
@@ -45,6 +47,8 @@ def read_lengths(path: Path | None, *, samples: int, seed: int) -> tuple[LengthI
         if is_tar_set(path):
             return open_tars(path).index, f"tars {path.name}"
         return open_shards(path).index, f"shards {path.name}"
+    if is_mixture_file(path):
+        return open_data(path).index, f"mixture {path.name}"
     return read_length_file(path), f"lengths {path.name}"
 
 

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from omniload.errors import ConfigError
+from omniload.tools.data import is_mixture_file, open_data
 from omniload.tools.length_files import FILE_COLUMNS, matched_tiles, read_lengths
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from omniload.costs import CostModel
     from omniload.index import LengthIndex
     from omniload.plan.figures import PlanFigures
@@ -49,7 +53,8 @@ def plan_data(
         Path,
         typer.Argument(
             metavar="SHARDS",
-            help=f"Folder that preprocess wrote, or Parquet or CSV file with {FILE_COLUMNS}.",
+            help="Folder of shards or of indexed tars, .yaml file of a mixture, or Parquet or CSV "
+            f"file with {FILE_COLUMNS}.",
         ),
     ],
     ranks: Annotated[int, typer.Option(min=1, help="Data-parallel ranks.")] = 8,
@@ -106,7 +111,13 @@ def plan_data(
 
     if plot is not None:
         figure_class()  # what is missing is said before the work, not after it
-    index, source = read_lengths(lengths, samples=0, seed=0)
+    set_starts = None
+    if is_mixture_file(lengths):
+        rows = open_data(lengths).at_epoch(epoch)  # other rows in each epoch
+        index, source = rows.index, f"mixture {lengths.name}"
+        set_starts = getattr(rows, "set_starts", None)
+    else:
+        index, source = read_lengths(lengths, samples=0, seed=0)
     tiles = matched_tiles(index, budget_tokens) if budget_tiles is None else budget_tiles
     budget = Budget(tokens=budget_tokens, tiles=tiles)
     found = compare_plans(
@@ -121,6 +132,7 @@ def plan_data(
         cost=_cost(tile_cost),
         lp_bound=lp_bound,
         max_steps=max_steps,
+        set_starts=set_starts,
     )
     if plot is not None:
         draw_loads(found, plot)
@@ -148,6 +160,7 @@ def compare_plans(
     cost: CostModel,
     lp_bound: bool | int = False,
     max_steps: int | None = None,
+    set_starts: npt.NDArray[np.int64] | None = None,
 ) -> dict[str, PlanFigures]:
     """Plan an epoch with each grouping, and measure it.
 
@@ -163,6 +176,7 @@ def compare_plans(
         cost: estimates times.
         lp_bound: compute the sharper bound; a number: it is known.
         max_steps: steps whose loads are measured; None: all.
+        set_starts: first rows of the sets of a mixture; see `omniload.make_plan`.
 
     Returns:
         Name of the grouping -> its figures.
@@ -187,6 +201,7 @@ def compare_plans(
             epoch=epoch,
             oversize="drop",
             sync=sync,
+            set_starts=set_starts,
         )
         if len(plan.dropped) == len(index):
             raise ConfigError(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from omniload.tools.sources import InputFile
 
-__all__ = ["bytes_bar", "progress_bar", "shown_files"]
+__all__ = ["bytes_bar", "progress_bar", "rows_bar", "shown_files"]
 
 
 def shown_files(files: Sequence[InputFile]) -> Iterator[InputFile]:
@@ -42,6 +42,21 @@ def bytes_bar(name: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def rows_bar(name: str, *, show: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show how many rows are done, as `bytes_bar` does for bytes."""
+    if not show:
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import bisect
 import json
-import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.cache import Cache, is_url
-from omniload.errors import ConfigError, OmniloadError, ShardError
+from omniload.errors import ConfigError, ShardError
 from omniload.mixture import Mixture, MixtureSet, read_mixture_file
 from omniload.mixture.sets import open_set
 from omniload.shards import ShardInfo, read_manifest
@@ -26,14 +23,11 @@ from omniload.source import shard_starts
 from omniload.tars import is_tar_set, read_tar_manifest
 from omniload.tars.files import tar_root
 from omniload.tars.side_file import SUFFIX
-from omniload.tools.processes import start_worker
+from omniload.tools.data import is_mixture_file
+from omniload.tools.parallel import choose_workers, run_parallel
 from omniload.tools.verify_jobs import LENGTHS, Fault, Job, Verified, run_job
 
-__all__ = ["plan_jobs", "run_jobs", "verify"]
-
-#: bytes that are checked sooner than processes start
-_LITTLE = 32 << 20
-_MOST_WORKERS = 16
+__all__ = ["plan_jobs", "verify"]
 
 
 def verify(
@@ -62,10 +56,9 @@ def verify(
     found = Verified()
     jobs = plan_jobs(path, decode=decode, rows=rows, cache=cache, found=found)
     total = sum(job.info.num_bytes for job in jobs)
-    if workers is None:
-        workers = 1 if total < _LITTLE else min(os.cpu_count() or 1, _MOST_WORKERS)
+    workers = choose_workers(workers, total)
     done = 0
-    for job, result in run_jobs(jobs, workers=workers):
+    for job, result in run_parallel(run_job, jobs, workers=workers):
         found.add(result)
         done += job.info.num_bytes
         tick(done, total)
@@ -82,7 +75,7 @@ def plan_jobs(
         ConfigError: a mixture file that can't be used.
         ShardError: no data there.
     """
-    if is_url(path) or not path.endswith((".yaml", ".yml")):
+    if not is_mixture_file(path):
         entry = MixtureSet(source=path, cache=cache)
         return _jobs_of(entry, "", decode=decode, rows=rows, found=found)
     described = read_mixture_file(path, cache=cache)
@@ -213,38 +206,3 @@ def _spread(num_rows: int, count: int | None) -> list[int]:
 
 def _between(rows: Sequence[int], first: int, end: int) -> tuple[int, ...]:
     return tuple(rows[bisect.bisect_left(rows, first) : bisect.bisect_left(rows, end)])
-
-
-def run_jobs(jobs: Sequence[Job], *, workers: int) -> Iterator[tuple[Job, Verified]]:
-    """Run jobs in this process or in several; in the order in which they end.
-
-    Raises:
-        OmniloadError: a process died.
-    """
-    if workers <= 1 or len(jobs) <= 1:
-        for job in jobs:
-            yield job, run_job(job)
-        return
-    context = multiprocessing.get_context("spawn")  # fork is unsafe once libraries have threads
-    pool = ProcessPoolExecutor(
-        min(workers, len(jobs)), mp_context=context, initializer=start_worker
-    )
-    try:
-        waiting = iter(jobs)
-        running = {}
-        while True:
-            # no more than can run soon: jobs hold a part of the index
-            while len(running) < 2 * workers and (job := next(waiting, None)) is not None:
-                running[pool.submit(run_job, job)] = job
-            if not running:
-                return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield running.pop(future), future.result()
-    except BrokenProcessPool:
-        raise OmniloadError(
-            "a worker process was killed while it checked data; most often the system is out of "
-            "memory. Try again with fewer --workers."
-        ) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
