@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Mapping
-from pathlib import Path
-
-import psutil
 
 from omniload.errors import OmniloadError
+from omniload.loader.machine_memory import memory_text, oom_kills
 from omniload.loader.notes import Note, Phase, WorkerNotes
 from omniload.source import RowSource
 
@@ -33,8 +30,6 @@ _CRASH = (
 _EXIT = "The transform has ended its process: look for sys.exit or os._exit there."
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
 _MIB = 2**20
-#: Limits above it mean that there is none.
-_NO_LIMIT = 2**60
 
 
 class PostMortem:
@@ -52,7 +47,7 @@ class PostMortem:
         self._notes = notes
         self._rows = rows
         self._kind = kind
-        self._oom_kills = _oom_kills()
+        self._oom_kills = oom_kills()
 
     def places(self) -> str:
         """Say where each worker is, and for how long."""
@@ -80,7 +75,8 @@ class PostMortem:
                 f"worker {worker} (pid {note.pid}) {how} while {self._place(note)}"
                 f"{_memory_of(note)}"
             )
-        return f"{'; '.join(found)}. {self._memory(alive)} {' '.join(remedies)}"
+        memory = memory_text(alive.values(), kills_before=self._oom_kills)
+        return f"{'; '.join(found)}. {memory} {' '.join(remedies)}"
 
     def _place(self, note: Note) -> str:
         batch = f"step {note.step}, micro-step {note.micro_step} of epoch {note.epoch}"
@@ -102,25 +98,6 @@ class PostMortem:
         except OmniloadError:  # whatever the note says, it must not hide how the worker ended
             return key
 
-    def _memory(self, alive: Mapping[int, int]) -> str:
-        """Say what memory all processes have, and what there is."""
-        own, others = _own_bytes(os.getpid()), [_own_bytes(pid) for pid in alive.values()]
-        parts = [f"this process {own / _MIB:.0f} MiB of its own"]
-        if others:
-            parts.append(f"{len(others)} other workers {sum(others) / _MIB:.0f} MiB")
-        limit, used = _limit()
-        if limit:
-            parts.append(f"limit of the container {limit / _MIB:.0f} MiB, {used / _MIB:.0f} used")
-        else:
-            parts.append(f"free on the machine {psutil.virtual_memory().available / _MIB:.0f} MiB")
-        kills = _oom_kills() - self._oom_kills
-        if kills > 0:
-            parts.append(f"{kills} processes killed for memory since the start")
-        shm = _shared_memory()
-        if shm:
-            parts.append(shm)
-        return f"Memory: {', '.join(parts)}."
-
 
 def _cause(code: int) -> tuple[str, str]:
     if code >= 0:
@@ -140,68 +117,3 @@ def _memory_of(note: Note) -> str:
         f" (its memory shortly before: {note.resident_bytes / _MIB:.0f} MiB, of that "
         f"{note.own_bytes / _MIB:.0f} MiB not shared)"
     )
-
-
-def _own_bytes(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).memory_full_info().uss)
-    except (psutil.Error, OSError):
-        return 0
-
-
-def _limit() -> tuple[int, int]:
-    """Return limit and use of the container's memory, bytes; 0, 0: no limit."""
-    for folder in _cgroup_folders():
-        for most, used in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit = _number(folder / most)
-            if 0 < limit < _NO_LIMIT:
-                return limit, _number(folder / used)
-    return 0, 0
-
-
-def _oom_kills() -> int:
-    """Count the processes of this container that the kernel has killed for memory."""
-    for folder in _cgroup_folders():
-        for name in ("memory.events", "memory.oom_control"):
-            for line in _text(folder / name).splitlines():
-                field, _, value = line.partition(" ")
-                if field == "oom_kill" and value.isdecimal():
-                    return int(value)
-    return 0
-
-
-def _cgroup_folders() -> list[Path]:
-    """Folders that may hold the limits of this process: its own group first, then the root."""
-    found = []
-    for line in _text(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, group = [*line.split(":", 2), "", ""][:3]
-        root = Path("/sys/fs/cgroup")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        base = root / "memory" if controllers else root
-        found += [base / group.lstrip("/"), base]
-    return found
-
-
-def _shared_memory() -> str:
-    try:
-        found = os.statvfs("/dev/shm")
-    except OSError:  # only Linux has it
-        return ""
-    free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-    return f"/dev/shm {free / _MIB:.0f} MiB free of {total / _MIB:.0f}"
-
-
-def _number(path: Path) -> int:
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
