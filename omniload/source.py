@@ -12,7 +12,7 @@ import numpy.typing as npt
 from omniload.index import LengthIndex
 from omniload.types import Record
 
-__all__ = ["RowSource", "shard_starts"]
+__all__ = ["RowSource", "lengths_of", "shard_starts"]
 
 
 @runtime_checkable
@@ -71,6 +71,23 @@ class RowSource(Protocol):
 
     def prefetch(self, shards: Sequence[int]) -> None:
         """Hint that these shards are read next, in this order; returns at once."""
+
+
+def lengths_of(source: RowSource, row: int) -> tuple[int, int, int]:
+    """Say how long a row is: (num_tokens, num_tiles, num_loss_tokens).
+
+    Workers ask this, one row at a time: a mixture then needs no index of its own in them.
+
+    Args:
+        source: any; one with a method `lengths_of` is asked by that.
+        row: a row of it.
+    """
+    own = getattr(source, "lengths_of", None)
+    if own is not None:
+        found: tuple[int, int, int] = own(row)
+        return found
+    index = source.index
+    return int(index.num_tokens[row]), int(index.num_tiles[row]), int(index.num_loss_tokens[row])
 
 
 def shard_starts(source: RowSource) -> npt.NDArray[np.int64]:

@@ -13,6 +13,7 @@ from omniload.mixture import Mixture, MixtureSet
 from omniload.mixture.part import RowPart, choose_rows
 from omniload.plan import make_plan
 from omniload.plan.dealt import DealtWindows
+from omniload.source import lengths_of
 from omniload.types import Budget
 from tests.loader_data import MemoryRows
 
@@ -352,3 +353,17 @@ def test_wrong_sets_are_refused():
     assert Mixture([MixtureSet(source=rows)] * 3).set_names == ("memory", "memory-2", "memory-3")
     with pytest.raises(ConfigError, match="a set of a mixture must have rows: empty"):
         Mixture([MixtureSet(source=rows), MixtureSet(source=MemoryRows(0), name="empty")])
+
+
+def test_workers_make_no_index_of_their_own():
+    mixture = mix(300, 200, repeat=[0.5, 1])
+    copy = pickle.loads(pickle.dumps(mixture)).at_epoch(1)
+    for row in range(0, len(copy), 7):
+        assert lengths_of(copy, row)[0] == len(copy.read(row).input_ids)
+    assert "index" not in vars(copy)
+    rows = MemoryRows(30)
+    assert lengths_of(rows, 5) == (
+        *(int(rows.index.num_tokens[5]),),
+        0,
+        len(rows.read(5).labels) - 1,
+    )

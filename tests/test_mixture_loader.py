@@ -263,6 +263,11 @@ def test_shards_tars_and_a_url_mix(data, tmp_path):
         assert np.array_equal(mixture.read(3).input_ids, tars.read(3).input_ids)
         read = mixture.read(len(tars) + 5)
         assert (read.source, read.key) == ("a/pictures", shards.read(5).key)
+        # a transform of the user's is tried on rows of one shard, though shards don't rise
+        twice = MixtureSet(source=server.url, cache=Cache(folder=tmp_path / "y"), repeat=2)
+        far = Mixture([twice, MixtureSet(source=data / "a")])
+        default = loader(data / "a")._transform
+        assert len(rows_of(loader(far, transform=Noisy(default)))) >= 36 + 40
         small = MixtureSet(source=server.url, cache=Cache(folder=tmp_path / "x", max_bytes=90_000))
         both = Mixture([MixtureSet(source=data / "a"), small])
         fits = loader(both).state_dict()["window_rows"]

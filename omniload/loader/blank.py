@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from omniload.errors import OmniloadError
 from omniload.images.policies import policy_from_settings
-from omniload.source import RowSource
+from omniload.source import RowSource, lengths_of
 from omniload.transforms import Transform
 from omniload.types import IGNORE_INDEX, Record, Sample
 
@@ -34,7 +34,7 @@ def blank_record(source: RowSource, row: int, transform: Transform) -> Record:
         A record without image files, of as many tokens and tiles as the index says. Tiles are those
         of as many smallest images as there is room for, or of one image.
     """
-    tokens, tiles = int(source.index.num_tokens[row]), int(source.index.num_tiles[row])
+    tokens, tiles, _ = lengths_of(source, row)
     shard, _ = source.locate(row)
     text = transform.filler(with_image=False).input_ids
     input_ids = np.resize(text, tokens).astype(np.int32)

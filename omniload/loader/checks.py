@@ -5,7 +5,6 @@ Each finds in seconds what would else be found in the middle of a run, or never.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import functools
 import logging
@@ -24,7 +23,7 @@ from omniload.images import image_kind, missing_codecs
 from omniload.index import LengthIndex
 from omniload.loader.sources import wants_prefetch
 from omniload.loader.transform import check_fingerprint, given_lengths
-from omniload.source import RowSource
+from omniload.source import RowSource, shard_starts
 from omniload.transforms import Transform, transform_from_settings
 from omniload.types import Record
 from omniload.world import World
@@ -281,11 +280,10 @@ def _probes(source: RowSource) -> Iterator[Record]:
     tiles = source.index.num_tiles
     if wants_prefetch(source):
         # a shard far away has to be fetched in full: the rows of one will do
-        shard = source.locate(int(np.argmax(tiles > 0)))[0]
-        everything, number = range(len(source)), lambda row: source.locate(row)[0]
-        first = bisect.bisect_left(everything, shard, key=number)
-        last = bisect.bisect_right(everything, shard, key=number) - 1
-        rows = {int(row) for row in np.linspace(first, last, _NUM_PROBES).astype(np.int64)}
+        starts = shard_starts(source)
+        shard = int(np.searchsorted(starts, np.argmax(tiles > 0), side="right")) - 1
+        spread = np.linspace(starts[shard], starts[shard + 1] - 1, _NUM_PROBES).astype(np.int64)
+        rows = {int(row) for row in spread}
     else:
         rows = {0, len(source) - 1}
         if len(tiles) and tiles.any():

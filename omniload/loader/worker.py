@@ -16,7 +16,7 @@ from omniload.loader.settings import LoaderSettings
 from omniload.loader.tasks import Task
 from omniload.packing import Reserved, pack, reserve
 from omniload.rng import sample_generator
-from omniload.source import RowSource
+from omniload.source import RowSource, lengths_of
 from omniload.transforms import Transform, in_place
 from omniload.types import Record, Sample, SkippedSample
 
@@ -233,8 +233,9 @@ def _check(sample: Sample, record: Record, source: RowSource) -> None:
             "failed transform",
             f"input_ids must not be negative, got {lowest} ({_where(record)}).",
         )
-    for name in ("num_tokens", "num_tiles", "num_loss_tokens"):
-        planned, got = int(getattr(source.index, name)[row]), getattr(sample, name)
+    names = ("num_tokens", "num_tiles", "num_loss_tokens")
+    for name, planned in zip(names, lengths_of(source, row), strict=True):
+        got = getattr(sample, name)
         if planned != got:
             raise _bad(
                 "wrong length",
@@ -253,7 +254,7 @@ def _skipped(error: SampleError, record: Record, source: RowSource) -> SkippedSa
         shard_row=source.locate(record.row)[1],
         kind=error.kind,
         reason=str(error),
-        num_loss_tokens=int(source.index.num_loss_tokens[record.row]),
+        num_loss_tokens=lengths_of(source, record.row)[2],
     )
 
 
