@@ -146,6 +146,33 @@ def test_samples_may_be_balanced_before(table_and_plan):
     assert "step-balance" in order.fingerprint
 
 
+class Reversed:
+    fingerprint = "reversed"
+
+    def __call__(self, step, **_):
+        groups = list(step)[::-1]
+        offsets = np.cumsum([0, *map(len, groups)])
+        return Groups(rows=np.concatenate(groups), offsets=offsets)
+
+
+def test_what_comes_before_is_ordered_by_its_own_sizes(table_and_plan):
+    table, plan = table_and_plan
+    rng = np.random.default_rng(0)
+    sizes = np.array([2, 1, 3, 1, 2, 2, 1, 1, 3, 1, 2, 1, 1, 1, 2, 2])
+    step = Groups(rows=rng.permutation(100)[: sizes.sum()], offsets=[0, *np.cumsum(sizes)])
+    tiles = rng.integers(0, 5, 100).astype(np.int32)
+    tokens = (tiles * 256 + rng.integers(9, 99, 100)).astype(np.int32)
+    arguments = {"budget": BUDGET, "dp_world_size": 2, "accumulation": 8}
+
+    def run(order, step):
+        columns = {"num_tokens": tokens[step.rows], "num_tiles": tiles[step.rows]}
+        return [group.tolist() for group in order(step, **columns, **arguments)]
+
+    both = PipelineOrder(table=table, plan=plan, before=Reversed())
+    found = run(both, step)
+    assert found == run(PipelineOrder(table=table, plan=plan), Reversed()(step))
+
+
 def test_fingerprints_name_all_that_the_order_depends_on(table_and_plan):
     table, plan = table_and_plan
     one = Shapes(num_tiles=[11], num_tokens=[4096], sum_squares=[4e6])

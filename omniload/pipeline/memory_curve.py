@@ -49,9 +49,9 @@ def memory_curve(
         place = np.flatnonzero(kinds == kind)
         some = sign * amounts[program.stages[device, place], program.micro_batches[device, place]]
         place, some = place[some != 0], some[some != 0]
-        # what ends with an instruction is gone before the next one starts
-        at.extend(2 * place + (sign < 0))
+        at.extend(place)
         when.extend((starts if sign > 0 else ends)[device, place])
         change.extend(some)
+    # by instruction, not by time: what ends with one is gone before the next one starts
     order = np.argsort(at, kind="stable")
     return np.array(when, np.int64)[order], np.cumsum(np.array(change)[order])
