@@ -29,6 +29,7 @@ class _Case:
     folder: str
     worker_type: str
     num_workers: int
+    start_method: str
 
 
 def workers(
@@ -39,6 +40,9 @@ def workers(
     num_workers: Annotated[
         list[int] | None, typer.Option(min=1, help="Workers; may be repeated.")
     ] = None,
+    start_method: Annotated[
+        str, typer.Option(help="How processes start: fork, spawn or forkserver.")
+    ] = "fork",
     scale: Annotated[
         float, typer.Option(min=0.01, max=100, help="Samples, as a multiple of the usual.")
     ] = 1.0,
@@ -71,11 +75,16 @@ def workers(
             found: dict[tuple[str, int], list[dict[str, float]]] = {way: [] for way in ways}
             for _ in range(repeats):
                 for kind, count in ways:
-                    case = _Case(folder=str(path), worker_type=kind, num_workers=count)
+                    case = _Case(
+                        folder=str(path),
+                        worker_type=kind,
+                        num_workers=count,
+                        start_method=start_method,
+                    )
                     found[kind, count].append(_in_process(case))
             rows += [_row(name, *way, runs) for way, runs in found.items()]
     notes = (
-        f"{os.cpu_count()} cores; {repeats} runs of each case. samples/s, CPU ms: batches only "
+        f"{os.cpu_count()} cores; {repeats} runs of each case; processes by {start_method}. samples/s, CPU ms: batches only "
         "taken. looping samples/s, step ms: beside a training loop, step ms being the time of its "
         "own work. MiB: private memory (USS) of all processes at the end of the first epoch; "
         "growth %: until the end of the third. start ms: from iter() to the first batch."
@@ -118,6 +127,7 @@ def _figures(case: _Case) -> dict[str, float]:
         budget=Budget(tokens=8192, tiles=32),
         world=World(),
         num_workers=case.num_workers,
+        multiprocessing_context=case.start_method,
         worker_type="thread" if case.worker_type == "thread" else "process",
         persistent_workers=case.worker_type == "process",
     )
