@@ -84,10 +84,10 @@ def workers(
                     found[kind, count].append(_in_process(case))
             rows += [_row(name, *way, runs) for way, runs in found.items()]
     notes = (
-        f"{os.cpu_count()} cores; {repeats} runs of each case; processes by {start_method}. samples/s, CPU ms: batches only "
-        "taken. looping samples/s, step ms: beside a training loop, step ms being the time of its "
-        "own work. MiB: private memory (USS) of all processes at the end of the first epoch; "
-        "growth %: until the end of the third. start ms: from iter() to the first batch."
+        f"{os.cpu_count()} cores; {repeats} runs of each case; processes by {start_method}. "
+        "samples/s, CPU ms: batches only taken. looping samples/s, step ms: beside a "
+        "training loop, step ms being the time of its own work. MiB: private memory (USS) of all processes "
+        "at the end of the first epoch; growth %: until the end of the third. start ms: from iter() to the first batch."
     )
     emit("workers", rows, as_json, notes)
 
