@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.sharedctypes import RawArray
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from omniload.loader.tasks import Task
 
-__all__ = ["NO_NOTES", "Note", "Notes", "Phase", "WorkerNotes", "Writer"]
+__all__ = ["NO_NOTES", "Count", "Note", "Notes", "Phase", "WorkerNotes", "Writer"]
 
 #: numbers and bytes of key that each worker has
 _WIDTH, _KEY_BYTES = 16, 128
@@ -30,6 +34,35 @@ class Phase(IntEnum):
     DONE = 4  # made; perhaps still on its way
 
 
+class Count(IntEnum):
+    """What a worker counts for as long as the loader lives; the first five are nanoseconds."""
+
+    START = 0  # by phase, as in `Phase`
+    READ = 1
+    TRANSFORM = 2
+    PACK = 3
+    DONE = 4
+    BATCHES = 5
+    BYTES = 6  # of the records that it read
+    CACHE_HITS = 7  # from here on: of a worker process alone, see `CacheClient.figures`
+    CACHE_MISSES = 8
+    FETCHED_FILES = 9
+    FETCHED_BYTES = 10
+    CACHE_WAIT = 11  # nanoseconds
+    SLOWEST = 12  # nanoseconds that the slowest row took in one phase, until this is set to 0
+    SLOWEST_ROW = 13
+
+
+_COUNTS = 16
+_CACHE = {
+    "hits": (Count.CACHE_HITS, 1),
+    "misses": (Count.CACHE_MISSES, 1),
+    "fetched_files": (Count.FETCHED_FILES, 1),
+    "fetched_bytes": (Count.FETCHED_BYTES, 1),
+    "wait_s": (Count.CACHE_WAIT, 1_000_000_000),
+}
+
+
 class Notes(Protocol):
     """Told by who makes a batch where it is."""
 
@@ -39,12 +72,18 @@ class Notes(Protocol):
     def key(self, key: str) -> None:
         """Note the key of the row at hand, known once it was read."""
 
+    def took(self, num_bytes: int) -> None:
+        """Count the bytes of records that were read."""
+
 
 class _NoNotes:
     def at(self, phase: Phase, row: int = -1) -> None:
         pass
 
     def key(self, key: str) -> None:
+        pass
+
+    def took(self, num_bytes: int) -> None:
         pass
 
 
@@ -83,7 +122,7 @@ class Note:
 
 
 class WorkerNotes:
-    """The notes of all workers: 256 bytes a worker, which forked and spawned processes share.
+    """The notes of all workers: 384 bytes a worker, which forked and spawned processes share.
 
     The memory has no name that could be left behind.
 
@@ -95,6 +134,7 @@ class WorkerNotes:
         self.num_workers = num_workers
         self._numbers = RawArray("q", num_workers * _WIDTH)
         self._keys = RawArray("B", num_workers * _KEY_BYTES)
+        self._counts = RawArray("q", num_workers * _COUNTS)
 
     def writer(self, worker: int, *, with_memory: bool = True) -> Writer:
         """Return what a worker writes with; to be called in its process.
@@ -103,10 +143,10 @@ class WorkerNotes:
             worker: its number.
             with_memory: whether to note the memory of the process.
         """
-        return Writer(*self._views(worker), with_memory=with_memory)
+        return Writer(*self._views(worker), self._counted(worker), with_memory=with_memory)
 
     def clear(self) -> None:
-        """Forget all notes, before new workers start."""
+        """Forget all notes, but not what was counted, before new workers start."""
         for worker in range(self.num_workers):
             for view in self._views(worker):
                 view.cast("B")[:] = bytes(view.nbytes)
@@ -131,6 +171,32 @@ class WorkerNotes:
             own_bytes=(line[_RESIDENT] - line[_SHARED]) * page,
         )
 
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Return what the workers have counted: int64 (num_workers, 16), columns as in `Count`.
+
+        Time that a worker has spent on what it is at now is in it.
+        """
+        found = np.frombuffer(self._counts, np.int64).reshape(-1, _COUNTS).copy()
+        lines = np.frombuffer(self._numbers, np.int64).reshape(-1, _WIDTH)
+        now = time.monotonic_ns()
+        for worker, line in enumerate(lines):
+            if line[_SINCE]:
+                found[worker, line[_PHASE]] += max(now - int(line[_SINCE]), 0)
+        return found
+
+    def num_made(self) -> int:
+        """Count the batches that all workers have made."""
+        return sum(self._counts[Count.BATCHES :: _COUNTS])
+
+    def forget_slowest(self) -> None:
+        """Look for the slowest row anew."""
+        for worker in range(self.num_workers):
+            self._counts[worker * _COUNTS + Count.SLOWEST] = 0
+
+    def _counted(self, worker: int) -> memoryview:
+        whole = memoryview(self._counts).cast("B").cast("q")
+        return whole[worker * _COUNTS : (worker + 1) * _COUNTS]
+
     def _views(self, worker: int) -> tuple[memoryview, memoryview]:
         # made anew each time, because views can't be pickled
         numbers = memoryview(self._numbers).cast("B").cast("q")
@@ -147,12 +213,22 @@ class Writer:
     Args:
         numbers: 16 integers of 64 bits, shared.
         keys: 128 bytes, shared.
+        counts: 16 integers of 64 bits, shared.
         with_memory: whether to note the memory of this process.
     """
 
-    def __init__(self, numbers: memoryview, keys: memoryview, *, with_memory: bool = True) -> None:
+    def __init__(
+        self,
+        numbers: memoryview,
+        keys: memoryview,
+        counts: memoryview,
+        *,
+        with_memory: bool = True,
+    ) -> None:
         self._numbers = numbers
         self._keys = keys
+        self._counts = counts
+        self._cached: dict[str, float] = {}
         self._statm = _open_statm() if with_memory else None
         self._weighed = 0
         numbers[_PID] = os.getpid()
@@ -168,6 +244,9 @@ class Writer:
     def at(self, phase: Phase, row: int = -1) -> None:
         """Note what is begun now, and for which row."""
         line, now = self._numbers, time.monotonic_ns()
+        self._count(line[_PHASE], now - line[_SINCE], line[_ROW])
+        if phase == Phase.DONE:
+            self._counts[Count.BATCHES] += 1
         if row != line[_ROW]:
             self._keys[0] = 0
             line[_ROW] = row
@@ -177,6 +256,23 @@ class Writer:
             self._weighed = now
             pages = os.pread(self._statm, 64, 0).split(maxsplit=3)
             line[_RESIDENT], line[_SHARED] = int(pages[1]), int(pages[2])
+
+    def took(self, num_bytes: int) -> None:
+        """Count the bytes of records that were read."""
+        self._counts[Count.BYTES] += num_bytes
+
+    def cache(self, figures: Mapping[str, float]) -> None:
+        """Count what this process did with caches, as it stands since its start."""
+        for name, (count, unit) in _CACHE.items():
+            value = figures.get(name, 0.0)
+            self._counts[count] += round((value - self._cached.get(name, 0.0)) * unit)
+            self._cached[name] = value
+
+    def _count(self, phase: int, spent: int, row: int) -> None:
+        counts = self._counts
+        counts[phase] += spent
+        if spent > counts[Count.SLOWEST] and phase in (Phase.READ, Phase.TRANSFORM):
+            counts[Count.SLOWEST], counts[Count.SLOWEST_ROW] = spent, row
 
     def key(self, key: str) -> None:
         """Note the key of the row at hand, known once it was read."""

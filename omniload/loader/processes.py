@@ -21,6 +21,7 @@ from omniload.batch import PackedBatch
 from omniload.loader.notes import Phase, WorkerNotes, Writer
 from omniload.loader.post_mortem import PostMortem
 from omniload.loader.run import DiedError, LateError
+from omniload.loader.sources import cache_figures
 from omniload.loader.tasks import Task
 from omniload.loader.worker import PackDataset
 
@@ -39,7 +40,7 @@ _JOIN_S = 5.0
 
 
 class NotedDataset(Dataset[PackedBatch]):
-    """Makes batches in a worker process, and notes where it is.
+    """Makes batches in a worker process, or without workers, and notes where it is.
 
     Args:
         dataset: makes the batches.
@@ -51,9 +52,9 @@ class NotedDataset(Dataset[PackedBatch]):
         self._notes = notes
         self._writer: Writer | None = None
 
-    def start(self, worker: int) -> None:
+    def start(self, worker: int, *, with_memory: bool = True) -> None:
         """Begin the notes of this process."""
-        self._writer = self._notes.writer(worker)
+        self._writer = self._notes.writer(worker, with_memory=with_memory)
 
     def __getitem__(self, task: Task) -> PackedBatch:
         writer = self._writer
@@ -65,6 +66,8 @@ class NotedDataset(Dataset[PackedBatch]):
             writer.at(Phase.DONE)
             raise  # but sys.exit() ends the process: then the row that did it stays noted
         writer.at(Phase.DONE)
+        if get_worker_info() is not None and (figures := cache_figures(self._dataset.source)):
+            writer.cache(figures)
         return batch
 
 

@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from omniload.errors import ConfigError
 from omniload.mixture import open_mixture
-from omniload.shards import Cache, Storage, is_url, open_shards
+from omniload.shards import Cache, Storage, is_url
 from omniload.source import RowSource, shard_starts
-from omniload.tars import is_tar_set, open_tars
+from omniload.tars import open_folder
 
 Int64Array = npt.NDArray[np.int64]
 
-__all__ = ["open_source", "row_layout", "wants_prefetch"]
+__all__ = ["cache_figures", "open_source", "row_layout", "wants_prefetch"]
 
 
 def open_source(
@@ -30,7 +30,7 @@ def open_source(
     Args:
         source: an opened set; or a path or URL: a folder that `omniload preprocess` wrote, a folder
             of tars with an index, or the `.yaml` file of a mixture.
-        cache: for shards at a URL, of a mixture too, and for these only.
+        cache: for a URL, of a mixture's sets too, and for these only.
         storage: likewise.
 
     Raises:
@@ -42,13 +42,11 @@ def open_source(
         path = os.fspath(source)
         if path.endswith((".yaml", ".yml")) and not is_url(path):
             return _checked(open_mixture(path, cache=cache, storage=storage))
-        if is_url(path) or cache is not None or storage is not None:
-            return open_shards(path, cache=cache, storage=storage)
-        return open_tars(path) if is_tar_set(path) else open_shards(path)
+        return open_folder(path, cache=cache, storage=storage)
     if cache is not None or storage is not None:
         raise ConfigError(
-            "cache= and storage= are for the URL of shards; this source is open already: expected "
-            "none of them. Give them to open_shards(url, cache=, storage=)."
+            "cache= and storage= are for a URL; this source is open already: expected none of "
+            "them. Give them to open_shards(url, cache=, storage=) or open_tars."
         )
     return _checked(source)
 
@@ -66,6 +64,22 @@ def row_layout(source: RowSource) -> tuple[Int64Array, Int64Array | None]:
 def wants_prefetch(source: RowSource) -> bool:
     """Say if it is of use to tell the source which shards come next: those far away."""
     return bool(getattr(source, "wants_prefetch", "://" in source.location))
+
+
+def cache_figures(source: RowSource) -> dict[str, float]:
+    """Say what this process did with the caches of a source, those of the sets of a mixture too.
+
+    Returns:
+        As `omniload.cache.CacheClient.figures`; empty where nothing is far away.
+    """
+    sets = getattr(source, "sets", None)
+    found: dict[str, float] = {}
+    for one in [source] if sets is None else sets.values():
+        files = getattr(one, "remote", None) or getattr(one, "files", None)  # of shards, of tars
+        client = getattr(files, "client", None)
+        for name, value in ({} if client is None else client.figures).items():
+            found[name] = found.get(name, 0.0) + value
+    return found
 
 
 def _checked(source: Any) -> RowSource:

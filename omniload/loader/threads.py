@@ -131,6 +131,9 @@ class _Watched:
     def key(self, key: str) -> None:
         self._writer.key(key)
 
+    def took(self, num_bytes: int) -> None:
+        self._writer.took(num_bytes)
+
 
 def _work(
     dataset: PackDataset,

@@ -123,6 +123,7 @@ class PackDataset(Dataset[PackedBatch]):
                     raise
                 unread[row] = _bad("damaged row", str(error))
                 records.append(blank_record(source, row, self._transform))
+        notes.took(sum(map(_stored_bytes, records)))
         reserved = None
         tiles: list[Tiles | None] = [None] * len(records)
         if self._in_place is not None:
@@ -175,6 +176,11 @@ class PackDataset(Dataset[PackedBatch]):
         _check(sample, record, source)
         return sample
 
+    @property
+    def source(self) -> RowSource:
+        """What is read from, whatever the epoch."""
+        return self._source
+
     def rows(self, epoch: int) -> RowSource:
         """Give the rows of an epoch; those of the last one asked for are kept."""
         found = self._of_epoch
@@ -191,6 +197,10 @@ def _read(source: RowSource, row: int) -> Record:
     except Exception as error:
         message = f"row {row} could not be read: {type(error).__name__}: {error}"
         raise ShardError(message) from error
+
+
+def _stored_bytes(record: Record) -> int:
+    return sum(map(len, record.images)) + record.input_ids.nbytes + record.labels.nbytes
 
 
 def _is_about_row(error: OmniloadError, source: RowSource, row: int) -> bool:

@@ -61,8 +61,10 @@ class Workers:
         self._sampler = TaskSampler()
         self._generator = torch.Generator()
         self._loader: DataLoader[PackedBatch] | None = None
-        self._notes = WorkerNotes(options.num_workers) if options.num_workers else None
-        self._post_mortem = None if self._notes is None else PostMortem(self._notes, dataset.rows)
+        #: what each worker is at, and has counted; one line for this thread where there are none
+        self.notes = WorkerNotes(max(options.num_workers, 1))
+        has_workers = options.num_workers > 0
+        self._post_mortem = PostMortem(self.notes, dataset.rows) if has_workers else None
 
     def start(self, walk: Walk, *, seed: int) -> Run:
         """Start to work on the tasks of a walk.
@@ -74,12 +76,12 @@ class Workers:
         Raises:
             WorkerError: a new worker process ended at once.
         """
-        if self._notes is not None and self._options.uses_threads:
-            self._notes.clear()
+        if self._options.uses_threads:
+            self.notes.clear()
             return ThreadRun(
                 self._dataset,
                 walk,
-                notes=self._notes,
+                notes=self.notes,
                 prefetch_factor=self._options.prefetch_factor,
                 pin_memory=self._options.pin_memory,
                 slice_s=self._options.slice_s,
@@ -110,8 +112,7 @@ class Workers:
         if running is not None:
             _log.warning("workers of the last epoch have ended or still work on it: new ones start")
             self.forget()
-        assert self._notes is not None
-        self._notes.clear()
+        self.notes.clear()
         try:
             return iter(self._torch_loader())
         except RuntimeError as error:
@@ -123,10 +124,11 @@ class Workers:
 
     def _torch_loader(self) -> DataLoader[PackedBatch]:
         if self._loader is None:
-            dataset: Any = self._dataset
-            if self._notes is not None:
+            dataset = NotedDataset(self._dataset, self.notes)
+            if self._post_mortem is None:
+                dataset.start(0, with_memory=False)
+            else:
                 share_temporary_folder()
-                dataset = NotedDataset(self._dataset, self._notes)
             self._loader = DataLoader(
                 dataset,
                 batch_size=None,
