@@ -263,8 +263,8 @@ def _show(rows: Rows, tables: Tables, as_json: bool) -> None:
         f"{SETTING.memory_gb:g} GB, ZeRO-{SETTING.zero_stage}, "
         f"{SETTING.vision_efficiency:.0%} and {SETTING.language_efficiency:.0%} of the peak of an "
         "A100 in encoder and language model. Simulated; the optimizer, the reduction of gradients "
-        "and the data loader are left out. Ratios are step times of the other plan by ours; `most`: "
-        "if all stages could be even."
+        "and the data loader are left out. Ratios: step time of the other plan by that of ours; "
+        "`most` is what they could be if all stages were even."
     )
     if as_json:
         found = {"benchmark": "pipeline", "rows": rows, "tables": tables, "notes": notes,

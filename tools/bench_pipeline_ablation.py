@@ -85,7 +85,9 @@ class Draw:
     @cached_property
     def _packs(self) -> tuple[Shapes, float]:
         lengths = {"num_tokens": self.index.num_tokens, "num_tiles": self.index.num_tiles}
-        groups = get_grouping("isf")(**lengths, budget=self.budget, key=(self.seed, 0))
+        groups = get_grouping("isf")(
+            self.index.num_tokens, self.index.num_tiles, budget=self.budget, key=(self.seed, 0)
+        )
         return Shapes.from_groups(groups, **lengths), len(groups.rows) / len(groups)
 
     @cached_property

@@ -127,16 +127,20 @@ def plan_pipeline(
     """
     from omniload.pipeline.budget import parse_memory
     from omniload.pipeline.models import Machine
-    from omniload.tools.pipeline_gantt import draw_step
-    from omniload.tools.pipeline_inputs import Parallel, describe, read_shapes, read_table
-    from omniload.tools.pipeline_planning import RECOMPUTE, plan_all
-    from omniload.tools.pipeline_report import as_dict, print_plan
-    from omniload.tools.pipeline_write import check_export, write_export, write_text
+    from omniload.tools.pipeline_inputs import (
+        Parallel,
+        corrected,
+        describe,
+        read_shapes,
+        read_table,
+    )
+    from omniload.tools.pipeline_planning import RECOMPUTE, Request, plan_all
+    from omniload.tools.pipeline_write import check_export
 
+    # what is wrong is said before the work, not after it
     if recompute not in RECOMPUTE:
         raise ConfigError(f"--recompute must be one of {', '.join(RECOMPUTE)}, got {recompute!r}.")
-    if export is not None:
-        check_export(export[0])
+    check_export(export[0] if export else "json", modules)
     limit = None if memory is None else parse_memory(memory) / 1e9
     parallel = Parallel.of(
         stages=stages, tensor=tensor_parallel, data=data_parallel, gpus=gpus, zero=zero
@@ -149,6 +153,7 @@ def plan_pipeline(
     )
     frozen = [part for part in freeze.replace(" ", "").split(",") if part]
     described = describe(model, config, image_patches=image_patches, freeze=frozen)
+    counted = read_table(described, table, machine=machine, parallel=parallel)
     slots = micro_batches or 4 * stages
     with _status(show=not as_json) as tell:
         tell("read and plan the data")
@@ -160,25 +165,37 @@ def plan_pipeline(
             micro_batches=slots,
             seed=seed,
         )
-        costs = read_table(
-            described, table, machine=machine, parallel=parallel, shapes=shapes.shapes
-        )
-        planned: Planned = plan_all(
-            costs,
-            shapes,
+        request = Request(
+            table=corrected(counted, table, shapes.shapes) if described else counted,
+            data=shapes,
             parallel=parallel,
             micro_batches=slots,
             memory_gb=limit,
             recompute=recompute,
             frozen_stages=not trained_stages,
-            progress=tell,
         )
-        if gantt is not None:
-            tell("draw")
-            write_text(gantt, draw_step(planned))
+        planned = plan_all(request, progress=tell)
+    _write_all(planned, out=out, gantt=gantt, export=export, modules=modules, as_json=as_json)
+
+
+def _write_all(
+    planned: Planned,
+    *,
+    out: Path | None,
+    gantt: Path | None,
+    export: tuple[str, Path] | None,
+    modules: str,
+    as_json: bool,
+) -> None:
+    from omniload.tools.pipeline_gantt import draw_step
+    from omniload.tools.pipeline_report import as_dict, print_plan
+    from omniload.tools.pipeline_write import write_export, write_text
+
     found = as_dict(planned)
     if out is not None:
         write_text(out, json.dumps(found, indent=1) + "\n")
+    if gantt is not None:
+        write_text(gantt, draw_step(planned))
     if export is not None:
         found["export"] = write_export(planned, *export, modules=modules)
     if as_json:
@@ -186,9 +203,9 @@ def plan_pipeline(
         return
     print_plan(planned)
     if export is not None and found["export"]["lost"]:
-        typer.echo(f"{export[0]} can't express all of the plan:", err=True)
+        print(f"{export[0]} can't express all of the plan:")
         for line in found["export"]["lost"]:
-            typer.echo(f"- {line}", err=True)
+            print(f"- {line}")
 
 
 @contextmanager

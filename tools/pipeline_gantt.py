@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_step"]
 
+_Floats = npt.NDArray[np.float64]
+
 _WIDTH, _LEFT, _RIGHT = 1400.0, 90.0, 20.0
 _ROW, _GAP = 34.0, 10.0
 _MEMORY = 70.0  # height of one memory curve
@@ -64,8 +66,8 @@ svg text { font: 11px system-ui, sans-serif; fill: #51606e; }
 <text x="0" y="{{ curve.y + 28 }}">{{ curve.peak }}</text>
 {% endfor %}</svg>
 <p>Numbers are micro-batches of the step. Hover over a box for its times. Curves: activations of the
-micro-batches as they are, above weights, gradients, optimizer and reserve (dashed){% if limited %};
-the red line is the limit, which a micro-batch that fills the budget would come near{% endif %}.</p>
+micro-batches as they are, and what is formed anew, above weights, gradients, optimizer and reserve (dashed){% if limited %};
+red is the limit, which holds for micro-batches that fill the budget{% endif %}.</p>
 </body></html>
 """  # noqa: E501
 
@@ -177,9 +179,9 @@ def _ticks(axis: _Axis) -> list[dict[str, Any]]:
 
 
 def _curves(planned: Planned, axis: _Axis, top: float) -> list[dict[str, Any]]:
-    kept, static = _memory(planned)
+    kept, static, working = _memory(planned)
     limit = planned.plan.memory_limit_gb
-    curves = planned.step.memory(kept, static=static)
+    curves = planned.step.memory(kept, static=static, working=working)
     most = max([float(held.max()) for _, held in curves] + [1e9 * (limit or 0.0), 1.0]) * 1.05
     found = []
     for stage, (when, held) in enumerate(curves):
@@ -209,22 +211,10 @@ def _curves(planned: Planned, axis: _Axis, top: float) -> list[dict[str, Any]]:
     return found
 
 
-def _memory(planned: Planned) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Count kept bytes by stage and micro-batch of the drawn step, and what is always there."""
-    from omniload.pipeline.predict import step_places
-    from omniload.pipeline.stage_costs import StageCosts
+def _memory(planned: Planned) -> tuple[_Floats, _Floats, _Floats]:
+    """Count the bytes of the drawn step: kept, always there, and formed anew."""
+    from omniload.pipeline.predict import stage_bytes, step_places
 
-    plan, data = planned.plan, planned.data
+    data = planned.data
     places = step_places(len(data.shapes), planned.micro_batches, planned.parallel.data)
-    drawn = data.shapes.take(places[0, 0])
-    each = planned.table.kept(drawn, plan.recompute)
-    costs = StageCosts(
-        table=planned.table,
-        shapes=data.shapes,
-        worst=data.worst,
-        num_stages=plan.num_stages,
-        num_micro_batches=planned.micro_batches,
-    )
-    low, high = np.array(plan.parts[:-1]), np.array(plan.parts[1:])
-    kept = np.stack([each[a:b].sum(axis=0) for a, b in zip(low, high, strict=True)])
-    return kept, costs.static_bytes[low, high].astype(np.float64)
+    return stage_bytes(planned.table, data.shapes.take(places[0, 0]), planned.plan)

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from omniload.pipeline.table import CostTable
     from omniload.types import Budget
 
-__all__ = ["DataShapes", "Parallel", "describe", "read_data", "read_shapes", "read_table"]
+__all__ = [
+    "DataShapes",
+    "Parallel",
+    "corrected",
+    "describe",
+    "read_data",
+    "read_shapes",
+    "read_table",
+]
 
 _MADE_UP_ROWS = 40_000
 _MADE_UP_EPOCH = 1_200_000  # rows that GPU days are told for, when there is no data
@@ -120,55 +128,58 @@ def describe(
 
 
 def read_table(
-    described: ModelDescription | None,
-    table: Path | None,
-    *,
-    machine: Machine,
-    parallel: Parallel,
-    shapes: Shapes | None = None,
+    described: ModelDescription | None, table: Path | None, *, machine: Machine, parallel: Parallel
 ) -> CostTable:
-    """Make the cost table of a model: counted, measured, or counted and corrected.
+    """Make the cost table of a model: counted, or measured where there is no description.
 
     Args:
         described: the model; None: the table has all of its layers.
         table: file of a measured table; None: there is none.
         machine: what a GPU reaches.
         parallel: how GPUs are used.
-        shapes: micro-batches as they come; needed to correct by a measured table.
 
     Raises:
         ConfigError: neither of the two, or a table that can't be used.
     """
     from omniload.pipeline.analytic import cost_table
+
+    if described is not None:
+        return cost_table(
+            described,
+            machine=machine,
+            tensor_parallel=parallel.tensor,
+            data_parallel=parallel.data,
+            zero_stage=parallel.zero,
+        )
+    if table is None:
+        raise ConfigError(
+            "a plan needs a model: give --model NAME, --config config.json or --table FILE."
+        )
+    measured = _read_measured(table)
+    if measured.tensor_parallel != parallel.tensor:
+        raise ConfigError(
+            "--tensor-parallel must be that of the table: expected "
+            f"{measured.tensor_parallel}, got {parallel.tensor}."
+        )
+    return replace(measured, data_parallel=parallel.data, zero_stage=parallel.zero)
+
+
+def corrected(counted: CostTable, table: Path | None, shapes: Shapes) -> CostTable:
+    """Correct counted costs by a measured table, if there is one.
+
+    Raises:
+        ConfigError: a table that can't be used.
+    """
+    return counted if table is None else counted.corrected_by(_read_measured(table), shapes)
+
+
+def _read_measured(table: Path) -> CostTable:
     from omniload.pipeline.table import CostTable
 
-    measured = None
-    if table is not None:
-        try:
-            measured = CostTable.from_json(table.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--table must be a file that can be read: {error}.") from None
-    if described is None:
-        if measured is None:
-            raise ConfigError(
-                "a plan needs a model: give --model NAME, --config config.json or --table FILE."
-            )
-        if measured.tensor_parallel != parallel.tensor:
-            raise ConfigError(
-                f"--tensor-parallel must be that of the table: expected "
-                f"{measured.tensor_parallel}, got {parallel.tensor}."
-            )
-        return replace(measured, data_parallel=parallel.data, zero_stage=parallel.zero)
-    counted = cost_table(
-        described,
-        machine=machine,
-        tensor_parallel=parallel.tensor,
-        data_parallel=parallel.data,
-        zero_stage=parallel.zero,
-    )
-    if measured is None or shapes is None:
-        return counted
-    return counted.corrected_by(measured, shapes)
+    try:
+        return CostTable.from_json(table.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--table must be a file that can be read: {error}.") from None
 
 
 def read_data(paths: Sequence[Path], *, seed: int) -> tuple[LengthIndex, str]:

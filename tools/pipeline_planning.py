@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from omniload.pipeline.table import CostTable
     from omniload.tools.pipeline_inputs import DataShapes, Parallel
 
-__all__ = ["RECOMPUTE", "Planned", "plan_all"]
+__all__ = ["RECOMPUTE", "Planned", "Request", "plan_all"]
 
 #: Values of --recompute.
 RECOMPUTE = ("auto", "selective", "full", "none")
@@ -68,18 +68,9 @@ class Planned:
         )
 
 
-def plan_all(
-    table: CostTable,
-    data: DataShapes,
-    *,
-    parallel: Parallel,
-    micro_batches: int,
-    memory_gb: float | None,
-    recompute: str = "auto",
-    frozen_stages: bool = True,
-    progress: Callable[[str], None] = lambda _what: None,
-) -> Planned:
-    """Plan a pipeline in all ways, and simulate it.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """What is to be planned.
 
     Args:
         table: what layers cost.
@@ -89,46 +80,72 @@ def plan_all(
         memory_gb: of one GPU; None: no limit.
         recompute: one of `RECOMPUTE`: as few whole layers as fit; parts of layers too; all; none.
         frozen_stages: stages without a trainable parameter may be.
+    """
+
+    table: CostTable
+    data: DataShapes
+    parallel: Parallel
+    micro_batches: int
+    memory_gb: float | None = None
+    recompute: str = "auto"
+    frozen_stages: bool = True
+
+    def __post_init__(self) -> None:
+        if self.recompute not in RECOMPUTE:
+            raise ConfigError(
+                f"--recompute must be one of {', '.join(RECOMPUTE)}, got {self.recompute!r}."
+            )
+
+
+def plan_all(request: Request, *, progress: Callable[[str], None] = lambda _what: None) -> Planned:
+    """Plan a pipeline in all ways, and simulate it.
+
+    Args:
+        request: what is to be planned.
         progress: told what is done next.
 
     Raises:
         ConfigError: nothing fits; the message says what would be needed.
     """
-    from omniload.pipeline.baselines import compare
-
-    if recompute not in RECOMPUTE:
-        raise ConfigError(f"--recompute must be one of {', '.join(RECOMPUTE)}, got {recompute!r}.")
-    options = {
-        "num_stages": parallel.stages,
-        "num_micro_batches": micro_batches,
-        "memory_gb": memory_gb,
-        "worst": data.worst,
-        "selective": recompute == "selective",
-        "frozen_stages": frozen_stages,
-    }
     progress("plan")
-    searched = _fixed(table, data, recompute)
-    others = dict(compare(searched, data.shapes, **options))  # type: ignore[arg-type]
-    if "ours" not in others:
-        _refuse(searched, data, options, recompute)
-    if recompute == "full":
-        others = {name: _recomputed(table, data, each, options) for name, each in others.items()}
+    others = _compare(request)
     plan = others.pop("ours").plan
     progress("simulate")
-    steps = _simulated(table, data, plan, parallel.data, micro_batches, ordered=False)
+    steps = _simulated(request, plan, ordered=False)
     progress("order")
-    ordered = _simulated(table, data, plan, parallel.data, micro_batches, ordered=True)
+    ordered = _simulated(request, plan, ordered=True)
     return Planned(
-        table=table,
-        data=data,
-        parallel=parallel,
-        micro_batches=micro_batches,
+        table=request.table,
+        data=request.data,
+        parallel=request.parallel,
+        micro_batches=request.micro_batches,
         plan=plan,
         others=others,
         bubbles=_mean_bubbles(steps),
         step=steps[0],
         ordered_ms=float(np.mean([step.step_ns for step in ordered])) / 1e6,
     )
+
+
+def _compare(request: Request) -> dict[str, Comparison]:
+    from omniload.pipeline.baselines import compare
+
+    searched = _fixed(request.table, request.data, request.recompute)
+    found = compare(
+        searched,
+        request.data.shapes,
+        num_stages=request.parallel.stages,
+        num_micro_batches=request.micro_batches,
+        memory_gb=request.memory_gb,
+        worst=request.data.worst,
+        selective=request.recompute == "selective",
+        frozen_stages=request.frozen_stages,
+    )
+    if "ours" not in found:
+        _refuse(request, searched)
+    if request.recompute == "full":
+        return {name: _recomputed(request, each) for name, each in found.items()}
+    return dict(found)
 
 
 def _fixed(table: CostTable, data: DataShapes, recompute: str) -> CostTable:
@@ -163,56 +180,54 @@ def _fixed(table: CostTable, data: DataShapes, recompute: str) -> CostTable:
     return found
 
 
-def _recomputed(
-    table: CostTable, data: DataShapes, found: Comparison, options: Mapping[str, object]
-) -> Comparison:
+def _recomputed(request: Request, found: Comparison) -> Comparison:
     """Predict bounds with everything recomputed."""
     from omniload.pipeline.predict import predict
     from omniload.pipeline.stage_costs import StageCosts
 
     costs = StageCosts(
-        table=table,
-        shapes=data.shapes,
-        worst=data.worst,
-        num_stages=int(options["num_stages"]),  # type: ignore[call-overload]
-        num_micro_batches=int(options["num_micro_batches"]),  # type: ignore[call-overload]
+        table=request.table,
+        shapes=request.data.shapes,
+        worst=request.data.worst,
+        num_stages=request.parallel.stages,
+        num_micro_batches=request.micro_batches,
     )
-    limit = options["memory_gb"]
-    plan = predict(costs, found.plan.parts, table.choices(1), memory_gb=limit)  # type: ignore[arg-type]
+    everything = request.table.choices(1)
+    plan = predict(costs, found.plan.parts, everything, memory_gb=request.memory_gb)
     fits = all(stage.headroom_gb is None or stage.headroom_gb >= 0 for stage in plan.stages)
     return replace(found, plan=plan, fits=fits)
 
 
-def _refuse(
-    table: CostTable, data: DataShapes, options: Mapping[str, object], recompute: str
-) -> None:
+def _refuse(request: Request, searched: CostTable) -> None:
     """Say why there is no plan."""
     from omniload.pipeline.partition import plan_pipeline
 
     try:
-        plan_pipeline(table, data.shapes, **options)  # type: ignore[arg-type]
+        plan_pipeline(
+            searched,
+            request.data.shapes,
+            num_stages=request.parallel.stages,
+            num_micro_batches=request.micro_batches,
+            memory_gb=request.memory_gb,
+            worst=request.data.worst,
+            selective=request.recompute == "selective",
+            frozen_stages=request.frozen_stages,
+        )
     except ConfigError as error:
-        if recompute != "none":
+        if request.recompute != "none":
             raise
         text = str(error).replace("with everything recomputed", "with nothing recomputed")
         raise ConfigError(f"{text} --recompute auto needs less.") from None
 
 
-def _simulated(
-    table: CostTable,
-    data: DataShapes,
-    plan: PipelinePlan,
-    ranks: int,
-    micro_batches: int,
-    *,
-    ordered: bool,
-) -> list[Simulation]:
+def _simulated(request: Request, plan: PipelinePlan, *, ordered: bool) -> list[Simulation]:
     from omniload.pipeline.order import arrange_micro_batches
     from omniload.pipeline.predict import stage_times, step_places
     from omniload.pipeline.simulate import simulate
 
-    times = stage_times(table, data.shapes, plan)
-    places = step_places(len(data.shapes), micro_batches, ranks, most_steps=_SIMULATED)
+    shapes, ranks = request.data.shapes, request.parallel.data
+    times = stage_times(request.table, shapes, plan)
+    places = step_places(len(shapes), request.micro_batches, ranks, most_steps=_SIMULATED)
     found = []
     for step in places:
         if ordered:

@@ -20,14 +20,22 @@ __all__ = ["FORMATS", "check_export", "module_names", "write_export", "write_tex
 FORMATS = ("json", "deepspeed", "megatron", "colossalai", "torch")
 
 
-def check_export(form: str) -> None:
-    """Check the name of a format.
+def check_export(form: str, modules: str) -> None:
+    """Check the name of a format, and names of modules.
 
     Raises:
         ConfigError: an unknown one.
     """
+    from omniload.pipeline.export import MODULE_NAMES
+
     if form not in FORMATS:
         raise ConfigError(f"--export must be one of {', '.join(FORMATS)}, got {form!r}.")
+    names = module_names(modules)
+    if isinstance(names, str) and names not in MODULE_NAMES:
+        raise ConfigError(
+            f"--modules must be one of {', '.join(MODULE_NAMES)}, or part=path pairs: got "
+            f"{modules!r}."
+        )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -66,7 +74,6 @@ def write_export(planned: Planned, form: str, path: Path, *, modules: str) -> di
 def _content(planned: Planned, form: str, modules: str) -> tuple[dict[str, Any], list[str]]:
     from omniload.pipeline import export
 
-    check_export(form)
     plan, table = planned.plan, planned.table
     if form == "json":
         return plan.to_dict(), []
@@ -95,10 +102,7 @@ def _pinned(planned: Planned) -> tuple[PipelinePlan, list[str]]:
     from omniload.pipeline.partition import plan_pipeline
 
     plan = planned.plan
-    if all(choice == 0 or choice == 1 for choice in plan.recompute):
-        selective = False
-    else:
-        selective = True
+    selective = any(isinstance(choice, str) for choice in plan.recompute)
     try:
         found = plan_pipeline(
             megatron_table(planned.table),

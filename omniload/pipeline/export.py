@@ -27,7 +27,7 @@ __all__ = [
     "parse_megatron_layout",
 ]
 
-#: Where blocks are in models of transformers: family -> part -> path, with the number of the block.
+#: Where blocks are in models of transformers 5: family -> part -> path, {} for their number.
 MODULE_NAMES: Mapping[str, Mapping[str, str]] = {
     "internvl": {
         "vision": "model.vision_tower.encoder.layer.{}",
@@ -35,7 +35,7 @@ MODULE_NAMES: Mapping[str, Mapping[str, str]] = {
         "language": "model.language_model.layers.{}",
     },
     "llava": {
-        "vision": "model.vision_tower.vision_model.encoder.layers.{}",
+        "vision": "model.vision_tower.encoder.layers.{}",
         "projector": "model.multi_modal_projector",
         "language": "model.language_model.layers.{}",
     },
@@ -97,7 +97,7 @@ def deepspeed_arguments(
         `module`: arguments by name; `config`: for `deepspeed.initialize`, to be completed.
     """
     whole = plan.to_dict()
-    kept = {name: whole[name] for name in ("parts", "recompute", "selective")}
+    kept = {name: whole[name] for name in ("format", "version", "parts", "recompute", "selective")}
     return {
         "module": {"plan": kept, "num_stages": plan.num_stages},
         "config": {
@@ -144,7 +144,8 @@ def megatron_arguments(plan: PipelinePlan, table: CostTable) -> MegatronArgument
         counts.append(len(mine))
         recomputed.append(sum(plan.recompute[layer] != 0 for layer in mine))
     stages = ["t" if count == 1 else f"t*{count}" if count else "" for count in counts]
-    stages[0], stages[-1] = f"E{stages[0]}", f"{stages[-1]}L"
+    stages[0] = f"E{stages[0]}"
+    stages[-1] += "L"
     layout = "|".join(stages)
     flags = [
         "--pipeline-model-parallel-size",
