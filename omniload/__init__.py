@@ -58,6 +58,7 @@ _MODULES = (
     "kernels",
     "masks",
     "metrics",
+    "pipeline",
     "shards",
     "stream",
     "tars",
