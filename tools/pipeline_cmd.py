@@ -46,8 +46,8 @@ def plan_pipeline(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Folder of shards, or Parquet or CSV file of lengths; may be repeated. Without "
-            "it: made-up lengths."
+            help="Folder of shards, .yaml file of a mixture, or Parquet or CSV file of lengths; may "
+            "be repeated. Without it: made-up lengths."
         ),
     ] = None,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share a layer.")] = 1,
