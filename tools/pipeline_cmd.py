@@ -46,7 +46,7 @@ def plan_pipeline(
     data: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Folder of shards, .yaml file of a mixture, or Parquet or CSV file of lengths; may "
+            help="Folder of shards, .yaml of a mixture, or Parquet or CSV file of lengths; may "
             "be repeated. Without it: made-up lengths."
         ),
     ] = None,
