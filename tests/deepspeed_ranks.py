@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import traceback
 from collections import Counter
 from pathlib import Path
@@ -212,6 +213,8 @@ def epochs(shards, folder):
     loader.load_state_dict(states[0, 1])
     again = next(batches.steps())
     engine.train_batch(batches)
+    loader.load_state_dict(states[0, 1])  # with batches of an epoch that is under way
+    engine.train_batch(batches)
     evaluated = float(engine.eval_batch(batches))
     return {
         "seen": seen,
@@ -264,6 +267,7 @@ def reads(shards, folder):
     def refuse(*_args, **_kwargs):
         raise RuntimeError("this stage must not do that")
 
+    threads = threading.active_count()
     batches = pipeline_batches(loader, engine)
     if not engine.is_first_stage():
         omniload.transforms.tile._decoded = refuse
@@ -272,7 +276,7 @@ def reads(shards, folder):
         omniload.shards.ShardSet.read = refuse
     for _ in range(12):  # ten steps are an epoch
         engine.train_batch(batches)
-    workers = bool(psutil.Process().children())
+    workers = bool(psutil.Process().children()) or threading.active_count() > threads
     return {"workers": workers, "state": loader.state_dict()}
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 from omniload.adapters.deepspeed.engine import prepare_engine, stop_timer
-from omniload.adapters.deepspeed.stages import read_nothing, read_tokens_only
+from omniload.adapters.deepspeed.stages import is_closed, read_nothing, read_tokens_only
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError
 from omniload.loader import DataLoader
@@ -157,7 +157,7 @@ class PipelineBatches(Iterator[tuple[Tensors | None, Tensors | None]]):
                 self._next()
 
     def _open(self) -> None:
-        if self._batches is None or getattr(self._batches, "_batches", True) is None:
+        if self._batches is None or is_closed(self._batches):
             self._batches = iter(self._loader)
         if micro_step := self._loader.state_dict()["micro_step"]:
             raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ import numpy as np
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError
 from omniload.loader import DataLoader
+from omniload.loader.run import InProcess, Run
+from omniload.loader.tasks import Walk
+from omniload.loader.workers import Workers
 from omniload.packing import pack
 from omniload.transforms import TileTransform, Transform
 from omniload.types import Record, Sample
 
-__all__ = ["LabelsOnly", "read_nothing", "read_tokens_only"]
+__all__ = ["LabelsOnly", "is_closed", "read_nothing", "read_tokens_only"]
 
 _log = logging.getLogger(__name__)
 
@@ -88,36 +92,42 @@ def _without_pixels(sample: Sample) -> Sample:
     return Sample(**{**fields, "tiles": np.zeros((sample.num_tiles, *_TINY), np.uint8)})
 
 
-class _NoWorkers:
+class _NoWorkers(Workers):
     """Stands where a loader's workers are, and gives batches without a token."""
 
-    are_processes = False
-
-    def start(self, walk: Any, *, seed: int) -> Iterator[PackedBatch]:
+    def start(self, walk: Walk, *, seed: int) -> Run:
         """Give an empty batch for each task of a walk."""
-        for task in walk:
-            yield pack(
-                [],
-                step=task.step,
-                micro_step=task.micro_step,
-                is_last_micro_step=task.is_last_micro_step,
-                num_loss_tokens_step=task.loss_totals.num_tokens,
-                dp_world_size=walk.plan.dp_world_size,
-                accumulation=walk.plan.accumulation,
-            )
+        return InProcess(_empty_batches(walk))
 
-    def forget(self) -> None:
-        """Do nothing: there is no process."""
+
+def _empty_batches(walk: Walk) -> Iterator[PackedBatch]:
+    for task in walk:
+        yield pack(
+            [],
+            step=task.step,
+            micro_step=task.micro_step,
+            is_last_micro_step=task.is_last_micro_step,
+            num_loss_tokens_step=task.loss_totals.num_tokens,
+            dp_world_size=walk.plan.dp_world_size,
+            accumulation=walk.plan.accumulation,
+        )
+
+
+def is_closed(batches: Iterator[PackedBatch]) -> bool:
+    """Say if the loader has ended this iterator: at the end of its epoch, or for a loaded state."""
+    return getattr(batches, "_run", batches) is None
 
 
 def read_nothing(loader: DataLoader) -> None:
     """Make a loader walk its plan without reading: no worker starts, no file is opened."""
-    vars(loader)["_workers"] = _NoWorkers()
+    workers = loader._workers
+    options = replace(workers._options, num_workers=0)
+    vars(loader)["_workers"] = _NoWorkers(workers._dataset, options)
 
 
 def read_tokens_only(loader: DataLoader) -> None:
     """Make a loader leave images undecoded, where its transform allows that."""
-    workers: Any = loader._workers
+    workers = loader._workers
     if isinstance(workers, _NoWorkers):
         raise ConfigError("this loader was used on another stage; make one for this engine.")
     dataset = copy.copy(workers._dataset)
@@ -133,4 +143,4 @@ def read_tokens_only(loader: DataLoader) -> None:
         )
         return
     vars(dataset).update(_transform=LabelsOnly(transform), _in_place=None)
-    vars(loader)["_workers"] = type(workers)(dataset, workers._options)
+    vars(loader)["_workers"] = Workers(dataset, workers._options)
