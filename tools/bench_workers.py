@@ -85,9 +85,10 @@ def workers(
             rows += [_row(name, *way, runs) for way, runs in found.items()]
     notes = (
         f"{os.cpu_count()} cores; {repeats} runs of each case; processes by {start_method}. "
-        "samples/s, CPU ms: batches only taken. looping samples/s, step ms: beside a "
-        "training loop, step ms being the time of its own work. MiB: private memory (USS) of all processes "
-        "at the end of the first epoch; growth %: until the end of the third. start ms: from iter() to the first batch."
+        "samples/s, CPU ms: batches only taken. looping samples/s, step ms: beside a training "
+        "loop, step ms being the time of its own work. MiB: private memory (USS) of all processes "
+        "at the end of the first epoch; growth %: until the end of the third. start ms: from "
+        "iter() to the first batch."
     )
     emit("workers", rows, as_json, notes)
 
@@ -119,7 +120,9 @@ def _send(to: Any, case: _Case) -> None:
 def _figures(case: _Case) -> dict[str, float]:
     import torch
 
-    from omniload import Budget, DataLoader, World
+    from omniload.loader import DataLoader
+    from omniload.types import Budget
+    from omniload.world import World
 
     torch.set_num_threads(1)
     loading = DataLoader(
