@@ -25,6 +25,7 @@ class BatchIterator(Iterator[PackedBatch]):
     Args:
         run: makes the batches.
         restart: makes a run that begins with the batch after the last that was handed out.
+        on_ask: called when a batch is asked for.
         on_batch: called with each batch before it is handed out.
         on_end: called when all were handed out and another is asked for.
         on_error: called when making a batch failed; its workers may be broken.
@@ -36,6 +37,7 @@ class BatchIterator(Iterator[PackedBatch]):
         run: Run,
         *,
         restart: Callable[[], Run],
+        on_ask: Callable[[], None],
         on_batch: Callable[[PackedBatch], None],
         on_end: Callable[[], None],
         on_error: Callable[[], None],
@@ -44,6 +46,7 @@ class BatchIterator(Iterator[PackedBatch]):
         # dropping the only reference to torch's iterator ends its worker processes
         self._run: Run | None = run
         self._restart = restart
+        self._on_ask = on_ask
         self._on_batch = on_batch
         self._on_end = on_end
         self._on_error = on_error
@@ -57,6 +60,7 @@ class BatchIterator(Iterator[PackedBatch]):
                 raise StopIteration
             raise StateError(f"{self._closed_because} Call iter() on the loader again.")
         has_processes = self._run.has_processes
+        self._on_ask()
         try:
             batch = self._wait()
         except StopIteration:

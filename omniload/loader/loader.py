@@ -21,6 +21,7 @@ from omniload.loader.options import WorkerOptions, check_count
 from omniload.loader.run import Run
 from omniload.loader.settings import LoaderSettings
 from omniload.loader.sources import open_source
+from omniload.loader.tally import Tally
 from omniload.loader.tasks import Walk
 from omniload.loader.transform import check_filler, check_picklable
 from omniload.loader.view import LoaderView
@@ -62,8 +63,8 @@ class DataLoader(LoaderView):
     row) only, and not on the number of workers.
 
     Args:
-        source: folder that `omniload preprocess` wrote, or its URL, or a folder of tars after
-            `omniload index`; or any opened `omniload.source.RowSource`.
+        source: folder that `omniload preprocess` wrote, or one of tars after `omniload index`, or
+            the URL of either; or any opened `omniload.source.RowSource`.
         budget: upper bounds of one micro-batch on one rank.
         num_workers: workers; 0: the work is done in this thread, for debugging, and
             prefetch_factor, persistent_workers, timeout, multiprocessing_context and worker_type
@@ -210,6 +211,13 @@ class DataLoader(LoaderView):
             self._source, self._transform, settings=self._settings, skip_bad_samples=bad.skips
         )
         self._workers = Workers(dataset, options)
+        self._tally = Tally(
+            self._settings,
+            self._source,
+            notes=self._workers.notes,
+            num_workers=num_workers,
+            worker_type=options.kind,
+        )
 
     def __iter__(self) -> Iterator[PackedBatch]:
         self._retire("this iterator was replaced by a newer one of the same loader.")
@@ -219,14 +227,17 @@ class DataLoader(LoaderView):
             facts = self._course.facts
             compare_over_ranks(facts, self.world, world_is_given=self._world_is_given)
             self._compared = True
+        self._tally.begin(self.epoch, self.source)
         batches = BatchIterator(
             self._start(walk),
-            restart=lambda: self._start(self._course.begin_again()),
+            restart=self._start_again,
+            on_ask=self._tally.asked,
             on_batch=self._hand_out,
-            on_end=self._course.end,
+            on_end=self._end,
             on_error=self._workers.forget,
             timeout_s=self._timeout_s,
         )
+        self._tally.started()
         self._live = weakref.ref(batches)
         return batches
 
@@ -280,7 +291,17 @@ class DataLoader(LoaderView):
         self._compared = False
 
     def _start(self, walk: Walk) -> Run:
-        return self._workers.start(walk, seed=derive(self._settings.seed, walk.epoch) >> 1)
+        seed = derive(self._settings.seed, walk.epoch) >> 1
+        return self._workers.start(self._tally.watch(walk), seed=seed)
+
+    def _start_again(self) -> Run:
+        walk = self._course.begin_again()
+        self._tally.forget_pending()
+        return self._start(walk)
+
+    def _end(self) -> None:
+        self._tally.ended()
+        self._course.end()
 
     def _retire(self, because: str) -> None:
         if self._live is not None and (live := self._live()) is not None:
@@ -292,6 +313,7 @@ class DataLoader(LoaderView):
                 batch.skipped_samples, epoch=self.epoch, num_rows=self._course.plan.num_rows
             )
             self._course.hand_out(batch)
+            self._tally.given(batch)
         except Exception:
             self._retire("this iterator was closed by an error in one of its batches.")
             raise

@@ -81,6 +81,11 @@ class WorkerOptions:
         return self.num_workers > 0 and not self.uses_threads
 
     @property
+    def kind(self) -> str:
+        """What workers are: "process", "thread", or "none"."""
+        return "none" if self.num_workers == 0 else "thread" if self.uses_threads else "process"
+
+    @property
     def slice_s(self) -> float:
         """Seconds to wait for a batch before it is looked if the workers live."""
         return min(self.timeout or _SLICE_S, _SLICE_S)

@@ -61,6 +61,8 @@ class Slot:
         rows: int64 (n,), rows of this rank; empty: a filler, or no batch.
         all_rows: int64 (n,), rows of all ranks in this micro-step.
         has_batch: whether this rank gets a batch for it.
+        ends: int64 (dp_world_size + 1,), where the rows of each rank begin in `all_rows`, then
+            their number; None: not known.
     """
 
     step: int
@@ -68,6 +70,7 @@ class Slot:
     rows: npt.NDArray[np.int64]
     all_rows: npt.NDArray[np.int64]
     has_batch: bool
+    ends: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +145,8 @@ class Walk:
             all_rows = self._all_rows(step, micro_step)
             if self.on_slot is not None:
                 place = (self.first_step + step, micro_step)
-                self.on_slot(Slot(*place, rows, all_rows, has_batch))
+                ends = self._ends(step, micro_step)
+                self.on_slot(Slot(*place, rows, all_rows, has_batch, ends))
             if not has_batch:
                 continue
             yield Task(
@@ -182,6 +186,11 @@ class Walk:
         groups, size = self.plan.step_groups(step), self.plan.dp_world_size
         first, end = groups.offsets[[micro_step * size, (micro_step + 1) * size]]
         return groups.rows[first:end]
+
+    def _ends(self, step: int, micro_step: int) -> npt.NDArray[np.int64]:
+        groups, size = self.plan.step_groups(step), self.plan.dp_world_size
+        offsets = groups.offsets[micro_step * size : (micro_step + 1) * size + 1]
+        return offsets - offsets[0]
 
     def _has_rows(self, number: int) -> bool:
         step, micro_step = divmod(number, self.plan.accumulation)

@@ -11,6 +11,9 @@ from omniload.loader.checks import gather_over_ranks
 from omniload.loader.course import Course
 from omniload.loader.ledger import Ledger
 from omniload.loader.settings import LoaderSettings
+from omniload.loader.spans import over_ranks
+from omniload.loader.stats import Stats
+from omniload.loader.tally import Tally
 from omniload.plan import StepPlan
 from omniload.shards import Manifest
 from omniload.source import RowSource
@@ -25,6 +28,7 @@ class LoaderView:
     _settings: LoaderSettings
     _source: RowSource
     _course: Course
+    _tally: Tally
 
     @property
     def epoch(self) -> int:
@@ -98,3 +102,21 @@ class LoaderView:
         if not reduce:
             return account.ledger()
         return account.ledger(gather_over_ranks(account.of_rank(), self.world))
+
+    def stats(self, *, reduce: bool = False) -> Stats:
+        """Return figures of this rank: since the newest `iter()`, and since the loader was made.
+
+        What was handed out, how long the training loop waited and the workers worked, how full
+        batches are, how even the plan is over ranks, what was read, and what each set gave.
+
+        Args:
+            reduce: also the least, mean and largest figure over all ranks: a collective, of some
+                hundred bytes, to be called on all ranks after the same batch.
+
+        Returns:
+            The figures; `print` shows them in a line.
+
+        Cost: some 0.1 ms; with a mixture also a pass over the lengths, once an epoch.
+        """
+        stats = self._tally.stats()
+        return over_ranks(stats, self.world) if reduce else stats
