@@ -263,15 +263,27 @@ class Course:
             return self._next[1].result()
         return self._plan_of(place.epoch, place.start, *self._at(place.epoch)[1:])
 
+    def plans_apart(self) -> tuple[StepPlan, StepPlan]:
+        """Make the plan at hand once more, and without balance, so that this one is left alone."""
+        epoch, start = self.place.epoch, self.place.start
+        _, source, index = self._at(epoch)
+        bare = replace(self._settings, sync=None)
+        return (
+            self._plan_of(epoch, start, source, index),
+            self._plan_of(epoch, start, source, index, settings=bare),
+        )
+
     def _plan_of(
         self,
         epoch: int,
         start: tuple[int, int] | None,
         source: RowSource,
         index: LengthIndex,
+        *,
+        settings: LoaderSettings | None = None,
     ) -> StepPlan:
         shards, sets = self._layout or row_layout(source)
-        return self._settings.make_plan(
+        return (settings or self._settings).make_plan(
             index,
             epoch=epoch,
             start=start,

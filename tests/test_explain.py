@@ -1,0 +1,97 @@
+"""`DataLoader.explain` says what the plan says, before and after the place at hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from omniload import Budget, ConfigError, DataLoader, World
+from omniload.metrics import dist_ratio
+from omniload.shards import open_shards
+from tests.loader_data import assert_same_run, write_data
+
+BUDGET = Budget(tokens=800, tiles=12)
+NUM_ROWS = 30
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("explain") / "shards", num_rows=NUM_ROWS)
+
+
+def loader(data, **arguments):
+    world = World(dp_rank=1, dp_world_size=3)
+    return DataLoader(data, **{"budget": BUDGET, "world": world, "accumulation": 2, **arguments})
+
+
+def test_explaining_any_step_leaves_the_iteration_as_it_is(data):
+    untouched, asked = list(loader(data, window_rows=7)), []
+    loading = loader(data, window_rows=7)
+    steps = loading.plan.num_steps
+    for batch in loading:
+        for step in range(steps):
+            explained = loading.explain(step)
+            own = [
+                slot
+                for slot in explained.slots
+                if slot.rank == 1 and slot.micro_step == batch.micro_step
+            ]
+            if step == batch.step:
+                assert [one.row for one in own[0].rows] == batch.sample_ids.tolist()
+                assert own[0].tokens == batch.num_tokens
+                assert own[0].tiles == batch.num_tiles
+        asked.append(batch)
+    assert_same_run(asked, untouched)
+    assert loading.ledger().balanced
+
+
+def test_the_steps_of_an_epoch_hold_each_row_once_with_its_place(data):
+    loading, shards = loader(data), open_shards(data)
+    rows = []
+    for step in range(loading.plan.num_steps):
+        explained = loading.explain(step)
+        assert len(explained.slots) == 6
+        for slot in explained.slots:
+            assert slot.is_filler == (not slot.rows)
+            assert slot.tokens == sum(one.tokens for one in slot.rows) <= BUDGET.tokens
+            rows += slot.rows
+    assert sorted(one.row for one in rows) == list(range(NUM_ROWS))
+    for one in rows:
+        assert one.shard == shards.shard_names[shards.locate(one.row)[0]]
+        assert one.tokens == shards.index.num_tokens[one.row]
+    assert json.loads(json.dumps(explained.as_dict()))["slots"][0]["micro_step"] == 0
+
+
+@pytest.mark.parametrize("sync", ["step", "micro-step", None])
+def test_ratios_and_the_slowest_rank_follow_from_the_loads(data, sync):
+    loading = loader(data, sync=sync)
+    explained = loading.explain(0)
+    tokens = np.array([slot.tokens for slot in explained.slots]).reshape(2, 3)
+    loads = tokens if sync == "micro-step" else tokens.sum(axis=0)
+    assert explained.dist["tokens"] == pytest.approx(dist_ratio(loads))
+    cost = explained.loads["cost"]
+    assert explained.slowest == int(np.argmax(cost))
+    assert explained.slowest_over_mean == pytest.approx(max(cost) / np.mean(cost))
+    if sync is None:
+        assert explained.moved == 0
+        assert explained.dist == explained.dist_before
+    else:
+        assert explained.moved > 0
+        assert explained.dist["tiles"] <= explained.dist_before["tiles"]
+    assert f"rank {explained.slowest} is slowest" in str(explained)
+
+
+def test_a_plan_taken_up_from_a_state_explains_its_steps_by_their_numbers(data):
+    whole = loader(data)
+    batches = iter(whole)
+    for _ in range(2):
+        next(batches)
+    resumed = loader(data)
+    resumed.load_state_dict(whole.state_dict())
+    assert resumed.explain(1).as_dict() == whole.explain(1).as_dict()
+    with pytest.raises(ConfigError, match="expected at least 1, got 0"):
+        resumed.explain(0)
+    with pytest.raises(ConfigError, match="a step of this epoch, got 99"):
+        whole.explain(99)
+    with pytest.raises(ConfigError, match="step must be an integer"):
+        whole.explain("last")
