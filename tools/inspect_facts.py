@@ -57,6 +57,7 @@ def describe(data: RowSource, *, num_samples: int = 3, epoch: int = 0) -> dict[s
 
 
 def _bytes(data: Any) -> int:
+    files: Any
     if (sets := getattr(data, "sets", None)) is not None:
         return sum(_bytes(one) for one in sets.values())
     manifest = getattr(data, "manifest", None)
@@ -78,12 +79,10 @@ def _parts(data: Any, rows: Any) -> Iterable[tuple[str, Any]]:
             yield name, slice(first, end)
         return
     tars = getattr(getattr(data, "manifest", None), "tars", ())
-    sources = (
-        np.repeat([tar.source for tar in tars], [tar.num_rows for tar in tars]) if tars else []
-    )
-    for name in dict.fromkeys(tar.source for tar in tars):
-        if len(data.sources) > 1:
-            yield name, np.asarray(sources) == name
+    if tars and len(data.sources) > 1:
+        sources = np.repeat([tar.source for tar in tars], [tar.num_rows for tar in tars])
+        for name in data.sources:
+            yield name, sources == name
 
 
 def distribution(column: Any) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def scan(
 
 def _jobs(number: int, source: Any) -> list[_Job]:
     starts = shard_starts(source).tolist()
-    infos = getattr(getattr(source, "manifest", None), "shards", None)
+    infos: Any = getattr(getattr(source, "manifest", None), "shards", None)
     is_local = infos is not None and source.remote is None
     return [
         _Job(

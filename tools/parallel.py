@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
@@ -57,10 +58,10 @@ def run_parallel(
     )
     try:
         waiting = iter(jobs)
-        running = {}
+        running: dict[Future[_Result], _Job] = {}
         while True:
             # no more than can run soon: jobs may be large
-            while len(running) < 2 * workers and (job := next(waiting, None)) is not None:
+            for job in itertools.islice(waiting, 2 * workers - len(running)):
                 running[pool.submit(function, job)] = job
             if not running:
                 return

@@ -113,9 +113,9 @@ def plan_data(
         figure_class()  # what is missing is said before the work, not after it
     set_starts = None
     if is_mixture_file(lengths):
-        rows = open_data(lengths).at_epoch(epoch)  # other rows in each epoch
-        index, source = rows.index, f"mixture {lengths.name}"
-        set_starts = getattr(rows, "set_starts", None)
+        mixed = open_data(lengths).at_epoch(epoch)  # other rows in each epoch
+        index, source = mixed.index, f"mixture {lengths.name}"
+        set_starts = getattr(mixed, "set_starts", None)
     else:
         index, source = read_lengths(lengths, samples=0, seed=0)
     tiles = matched_tiles(index, budget_tokens) if budget_tiles is None else budget_tiles

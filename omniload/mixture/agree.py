@@ -43,7 +43,8 @@ def mixed_settings(names: Sequence[str], sources: Sequence[RowSource]) -> dict[s
     first = dict(sources[0].settings)
     for name, source in zip(names, sources, strict=True):
         _check_encoder(names[0], first.get("encoder"), name, source.settings.get("encoder"))
-    found = {key: first[key] for key in ("encoder", "tiling", "max_tokens") if key in first}
+    kept = ("encoder", "tiling", "max_tokens")
+    found: dict[str, Any] = {key: first[key] for key in kept if key in first}
     policies = {source.settings.get("oversize") for source in sources}
     if "oversize" in first:
         # only this one says that images may have fewer tiles than their policy gives them

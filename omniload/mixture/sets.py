@@ -177,7 +177,7 @@ def paces(
         ConfigError: weights of some sets only, `epoch_rows` without weights, a set that would get
             no row.
     """
-    weights = [entry.weight for entry in entries if entry.weight is not None]
+    weights = [Fraction(entry.weight) for entry in entries if entry.weight is not None]
     if not weights:
         if epoch_rows is not None:
             raise ConfigError(
@@ -191,7 +191,7 @@ def paces(
             f"all sets of a mixture must have a weight, or none: {without} have none, "
             f"{len(weights)} have one."
         )
-    shares = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
+    shares = [weight / sum(weights) for weight in weights]
     if epoch_rows is None:
         epoch_rows = int(min(size / share for size, share in zip(sizes, shares, strict=True)))
     counts = _apportion(epoch_rows, shares)
