@@ -177,8 +177,15 @@ def _tar_jobs(folder: Path, name: str, *, decode: int | None) -> list[Job]:
 def _remote_jobs(entry: MixtureSet, name: str, *, decode: int | None) -> list[Job]:
     source: Any = open_set(entry)
     chosen, starts, jobs = _spread(len(source), decode), shard_starts(source).tolist(), []
-    for number, info in enumerate(source.manifest.shards):
+    files = getattr(source.manifest, "shards", None) or source.manifest.tars
+    for number, file in enumerate(files):
         first, end = starts[number], starts[number + 1]
+        info = ShardInfo(
+            name=file.name,
+            num_rows=file.num_rows,
+            num_bytes=file.num_bytes,
+            xxh3_128=file.xxh3_128,
+        )
         jobs.append(
             Job(
                 set_name=name,
