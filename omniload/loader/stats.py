@@ -58,7 +58,7 @@ class CacheUse:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRow:
-    """The row that took a worker longest in this epoch.
+    """The row that took a worker longest in this epoch, but for its first seconds.
 
     Args:
         row: row of the index.

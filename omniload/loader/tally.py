@@ -21,6 +21,7 @@ from omniload.loader.sources import cache_figures
 from omniload.loader.spans import SUMS, Reading, Wanted, make_span
 from omniload.loader.stats import SlowRow, Span, Stats
 from omniload.loader.tasks import Slot, Walk
+from omniload.loader.waiting import WaitWatch
 from omniload.source import RowSource
 
 __all__ = ["Tally"]
@@ -28,6 +29,8 @@ __all__ = ["Tally"]
 Int64Array = npt.NDArray[np.int64]
 Float64Array = npt.NDArray[np.float64]
 
+#: How often it is looked for long waits.
+_LOOK_NS = 5_000_000_000
 _DIST = ("dist_tokens", "dist_tiles", "dist_cost")
 
 
@@ -74,6 +77,9 @@ class Tally:
         self._lost = 0  # batches that were made and never handed out
         self._start = self.read()
         self._begun = self._start
+        self._watch = WaitWatch()
+        self._warm: Reading | None = None  # when this epoch was warm
+        self._look_at = 0
 
     # -- what happens ----------------------------------------------------------------------------
 
@@ -84,7 +90,10 @@ class Tally:
         self.forget_pending()
         self._loads = None
         self._begun = self.read()
+        self._watch.begin()
+        self._warm = None
         self._since = self._clock()
+        self._look_at = self._since + _LOOK_NS
 
     def forget_pending(self) -> None:
         """Forget batches that are being made: they will be made again, or never asked for."""
@@ -121,6 +130,9 @@ class Tally:
         slot = self._take(batch)
         self._add(batch, slot)
         self._waited()
+        if self._since is not None and self._since > self._look_at:
+            self._look_at = self._since + _LOOK_NS
+            self._look()
 
     def ended(self) -> None:
         """Note that the epoch ended."""
@@ -141,6 +153,19 @@ class Tally:
             self._sums["wait_ns"] += now - self._since
             self._sums["ready_ns"] += (now - self._since) * self._was_ready
         self._since = now
+
+    def _look(self) -> None:
+        """Warn where the loop waits for long, past the first batches of an epoch."""
+        if self._warm is not None:
+            self._watch.look(
+                self.span(self._warm),
+                worker_type=self._worker_type,
+                slowest=self.slowest,
+                num_shards=len(self._source.shard_names),
+            )
+        elif self._watch.is_warm(self.span()):
+            self._warm = self.read()
+            self._notes.forget_slowest()
 
     def _take(self, batch: PackedBatch) -> Slot | None:
         """Find the slot of a batch; slots before it had no batch for this rank."""

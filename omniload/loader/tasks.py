@@ -190,7 +190,8 @@ class Walk:
     def _ends(self, step: int, micro_step: int) -> npt.NDArray[np.int64]:
         groups, size = self.plan.step_groups(step), self.plan.dp_world_size
         offsets = groups.offsets[micro_step * size : (micro_step + 1) * size + 1]
-        return offsets - offsets[0]
+        ends: npt.NDArray[np.int64] = offsets - offsets[0]
+        return ends
 
     def _has_rows(self, number: int) -> bool:
         step, micro_step = divmod(number, self.plan.accumulation)
