@@ -169,6 +169,30 @@ def test_our_own_resize_gives_torchs_bits_for_whole_pictures(size, use_vectors):
         assert np.array_equal(tiles, expected)
 
 
+@pytest.mark.parametrize("backend", [NATIVE, "torch"])
+@pytest.mark.parametrize("size", [(1, 5), (5, 1), (1, 1)])
+def test_a_mirrored_image_with_a_side_of_1_pixel_is_resized(size, backend):
+    image = noise(*size)[::-1, ::-1]
+    expected = resize(image.copy(), 7, 6, backend=backend)
+    np.testing.assert_array_equal(resize(image, 7, 6, backend=backend), expected)
+
+
+@pytest.mark.parametrize("backend", [NATIVE, "torch"])
+@pytest.mark.parametrize(
+    ("columns", "rows", "shape", "dtype"),
+    [
+        (0, 1, (0, 3, 4, 4), np.uint8),
+        (2, -1, (2, 3, 4, 4), np.uint8),
+        (2, 1, (3, 3, 4, 4), np.uint8),
+        (1, 1, (1, 3, 4, 4), np.float32),
+    ],
+)
+def test_resizing_into_another_grid_or_type_is_refused(columns, rows, shape, dtype, backend):
+    image, out = noise(8, 8), np.zeros(shape, dtype=dtype)
+    with pytest.raises(ConfigError, match="out must be uint8"):
+        write_resized(image, columns, rows, out=out, backend=backend)
+
+
 @native
 @settings(deadline=None)
 @given(

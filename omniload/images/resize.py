@@ -116,13 +116,18 @@ def write_resized(
         backend: as for `resize`.
 
     Raises:
-        ConfigError: as `resize`, or another shape of `out`.
+        ConfigError: as `resize`, or another shape or type of `out`.
         NativeUnavailableError: backend="native" without the extension.
     """
     _check_image(image)
     chosen = resize_backend() if backend == "auto" else _checked(backend)
+    if columns < 1 or rows < 1 or out.dtype != np.uint8 or out.shape[:2] != (columns * rows, 3):
+        raise ConfigError(
+            f"out must be uint8 (rows * columns, 3, height, width), got {out.dtype} {out.shape} "
+            f"for {columns} columns and {rows} rows."
+        )
     height, width = out.shape[2:]
-    if chosen == "native" and out.flags.c_contiguous and out.shape[:2] == (columns * rows, 3):
+    if chosen == "native" and out.flags.c_contiguous and out.size:
         _native.require().resize(np.ascontiguousarray(image), columns, rows, out, True)
         return
     resized = resize(image, columns * width, rows * height, backend=backend)
@@ -156,6 +161,8 @@ def as_batch(image: UInt8Array) -> torch.Tensor:
     import torch
 
     pixels = np.require(image, requirements=["C", "W"])
+    if min(pixels.strides) < 0:  # a mirrored side of 1 pixel counts as contiguous; torch refuses it
+        pixels = pixels.copy()
     return torch.from_numpy(pixels)[None].permute(0, 3, 1, 2)
 
 
