@@ -393,9 +393,12 @@ def test_threads_decode_the_same_pixels():
 
 
 def odd_tiff():
-    """A TIFF whose ImageDescription reaches far beyond the end: PIL warns of it."""
-    data = bytearray(encode(photo(WIDTH, HEIGHT), "TIFF", description="x" * 100))
-    at = data.find(struct.pack("<HHI", 270, 2, 101))
+    """A TIFF whose Software tag reaches far beyond the end: PIL warns of it.
+
+    The tag is the last one: up to version 12, PIL reads none after it.
+    """
+    data = bytearray(encode(photo(WIDTH, HEIGHT), "TIFF", software="x" * 100))
+    at = data.find(struct.pack("<HHI", 305, 2, 101))
     data[at + 4 : at + 8] = struct.pack("<I", 50_000_000)
     return bytes(data)
 
