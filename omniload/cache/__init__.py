@@ -9,6 +9,19 @@ from __future__ import annotations
 from omniload.cache.client import CacheClient
 from omniload.cache.config import Cache, Storage
 from omniload.cache.entry import Entry
+from omniload.cache.remote import RemoteFolder, make_client
+from omniload.cache.transport import MissingFileError
 from omniload.cache.url import is_url, join_url, shown_url
 
-__all__ = ["Cache", "CacheClient", "Entry", "Storage", "is_url", "join_url", "shown_url"]
+__all__ = [
+    "Cache",
+    "CacheClient",
+    "Entry",
+    "MissingFileError",
+    "RemoteFolder",
+    "Storage",
+    "is_url",
+    "join_url",
+    "make_client",
+    "shown_url",
+]

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from omniload.cache.config import Storage
-from omniload.cache.transport import Interrupted, Reply
+from omniload.cache.transport import Interrupted, MissingFileError, Reply
 from omniload.cache.url import shown_url
-from omniload.errors import ConfigError, ShardError
+from omniload.errors import ConfigError
 
 __all__ = ["FileSystemTransport"]
 
@@ -112,16 +112,17 @@ def _translated(url: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise ShardError(
-            f"{shown_url(url)} is not there. Check the URL; are the shards complete there?"
+        raise MissingFileError(
+            f"{shown_url(url)} is not there. Check the URL; are the files complete there?", url=url
         ) from None
     except TimeoutError:
         raise Interrupted("no byte came in time") from None
     except Exception as error:  # libraries of clouds have trees of errors of their own
         name = type(error).__name__
         if isinstance(error, PermissionError) or "Credential" in name:
-            raise ShardError(
+            raise MissingFileError(
                 f"{shown_url(url)} can't be had: {error}. Give a key in Storage(options=...), or "
-                "ask for access."
+                "ask for access.",
+                url=url,
             ) from None
         raise Interrupted(f"{name}: {error}") from None

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from omniload.cache.config import Storage
-from omniload.cache.transport import Interrupted, Reply
+from omniload.cache.transport import Interrupted, MissingFileError, Reply
 from omniload.cache.url import shown_url
 from omniload.errors import ConfigError, ShardError
 
@@ -25,6 +25,7 @@ __all__ = ["HttpTransport"]
 _CHUNK = 1 << 20
 #: they may pass: too many requests, too slow, or a server that is ill
 _MAY_PASS = {408, 425, 429}
+_MISSING = {401, 403, 404, 410}
 _FAILURES = (urllib.error.URLError, http.client.HTTPException, OSError)
 
 
@@ -118,10 +119,11 @@ def _refusal(url: str, error: urllib.error.HTTPError) -> Exception:
     remedy = {
         401: "Give a key in Storage(options={'headers': {...}}).",
         403: "Give a key in Storage(options={'headers': {...}}), or ask for access.",
-        404: "Check the URL; are the shards complete there?",
+        404: "Check the URL; are the files complete there?",
         410: "Check the URL.",
     }.get(code, "Check the URL and Storage(options=...).")
-    return ShardError(f"{shown_url(url)} can't be had: {code} {error.reason}. {remedy}")
+    said = f"{shown_url(url)} can't be had: {code} {error.reason}. {remedy}"
+    return MissingFileError(said, url=url) if code in _MISSING else ShardError(said)
 
 
 def _reason(error: Exception) -> str:

@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from omniload.cache.config import Storage
 from omniload.cache.url import protocol_of
+from omniload.errors import ShardError
 
-__all__ = ["Interrupted", "Reply", "Transport", "make_transport"]
+__all__ = ["Interrupted", "MissingFileError", "Reply", "Transport", "make_transport"]
+
+
+class MissingFileError(ShardError):
+    """The other end has no such file, or doesn't show it to us."""
+
+    def __init__(self, message: str, *, url: str) -> None:
+        super().__init__(message)
+        self.url = url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _missing, (str(self), self.url)
+
+
+def _missing(message: str, url: str) -> MissingFileError:
+    return MissingFileError(message, url=url)
 
 
 class Interrupted(Exception):  # noqa: N818 - no error yet: it is tried again
@@ -47,7 +63,7 @@ class Transport(Protocol):
 
         Raises:
             Interrupted: trying again may help.
-            ShardError: it won't: no such file, or not allowed.
+            ShardError: it won't; MissingFileError: no such file, or not allowed.
             ConfigError: the library for this protocol is not installed, or refuses its options.
         """
 

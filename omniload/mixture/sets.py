@@ -9,11 +9,10 @@ from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Any
 
-from omniload.cache import Cache, Storage, is_url
+from omniload.cache import Cache, Storage
 from omniload.errors import ConfigError
-from omniload.shards import open_shards
 from omniload.source import RowSource
-from omniload.tars import is_tar_set, open_tars
+from omniload.tars import open_folder
 
 __all__ = ["MixtureSet", "Pace", "open_set", "paces"]
 
@@ -131,10 +130,7 @@ def open_set(entry: MixtureSet) -> RowSource:
                 "the inner mixture in the outer one."
             )
         return source
-    path = os.fspath(source)
-    if is_url(path) or (entry.cache, entry.storage) != (None, None):
-        return open_shards(path, cache=entry.cache, storage=entry.storage)
-    return open_tars(path) if is_tar_set(path) else open_shards(path)
+    return open_folder(source, cache=entry.cache, storage=entry.storage)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from omniload.cache import Cache, Storage, is_url
 from omniload.shards.arrow import FinishedShard, ShardWriter
 from omniload.shards.manifest import (
+    MANIFEST_NAME,
     SCHEMA_VERSION,
     Manifest,
     ShardInfo,
@@ -24,6 +25,7 @@ from omniload.shards.verify import RowFault, fault_of_file, faults_of_rows, veri
 from omniload.shards.write import finish_shards, write_index, write_shards
 
 __all__ = [
+    "MANIFEST_NAME",
     "SCHEMA_VERSION",
     "Cache",
     "FinishedShard",

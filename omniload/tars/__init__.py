@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from omniload.tars.manifest import TarManifest, is_tar_set, read_tar_manifest
+from omniload.tars.open import open_folder
 from omniload.tars.reader import TarSet, open_tars
 from omniload.tars.verify import damaged_rows, verify_tars
 
@@ -26,6 +27,7 @@ __all__ = [
     "TarSet",
     "damaged_rows",
     "is_tar_set",
+    "open_folder",
     "open_tars",
     "read_tar_manifest",
     "stream_tars",

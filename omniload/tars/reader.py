@@ -19,7 +19,7 @@ from omniload.tars.archive import digest
 from omniload.tars.files import LENGTHS, LocalTars, OpenTar, TarFiles
 from omniload.tars.manifest import ENCODER_NAME, TarEntry
 from omniload.tars.members import Member
-from omniload.tars.remote import open_remote
+from omniload.tars.remote import RemoteTars, open_remote
 from omniload.types import IGNORE_INDEX, Record
 
 if TYPE_CHECKING:
@@ -82,6 +82,11 @@ class TarSet:
     def location(self) -> str:
         """The index folder, or its URL."""
         return self.files.location
+
+    @property
+    def remote(self) -> RemoteTars | None:
+        """The files, where they come from a URL; else None."""
+        return self.files if isinstance(self.files, RemoteTars) else None
 
     @property
     def shard_names(self) -> Sequence[str]:
