@@ -76,7 +76,7 @@ def test_what_can_not_be_is_refused(server, folder, tmp_path):
         open_tars(folder, cache=cache)
     with pytest.raises(ConfigError, match="root= is for local tars"):
         open_tars(server.url, root=folder, cache=cache)
-    with pytest.raises(ConfigError, match="at least the largest tar"):
+    with pytest.raises(ConfigError, match="at least the lengths and the largest file"):
         open_tars(server.url, cache=Cache(folder=tmp_path / "small", max_bytes=1000))
     (tmp_path / "empty").mkdir()
     with (
