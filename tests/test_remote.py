@@ -232,7 +232,7 @@ def test_protocols_that_are_not_read_are_named(url, message, cache):
 def test_a_cache_that_can_not_hold_the_largest_file_is_refused_when_the_set_is_opened(
     server, tmp_path
 ):
-    with pytest.raises(ConfigError, match=r"the index and the largest shard of .*got 5000"):
+    with pytest.raises(ConfigError, match=r"the lengths and the largest file of .*got 5000"):
         open_shards(server.url, cache=Cache(folder=tmp_path / "cache", max_bytes=5000))
 
 
