@@ -29,6 +29,8 @@ _HOME = {
     "LedgerError": "omniload.errors",
     "LengthIndex": "omniload.index",
     "Message": "omniload.types",
+    "Mixture": "omniload.mixture",
+    "MixtureSet": "omniload.mixture",
     "NativeUnavailableError": "omniload.errors",
     "OmniloadError": "omniload.errors",
     "PackedBatch": "omniload.batch",
@@ -58,6 +60,7 @@ _MODULES = (
     "kernels",
     "masks",
     "metrics",
+    "mixture",
     "pipeline",
     "shards",
     "stream",
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
     from omniload.index import LengthIndex
     from omniload.isolation import check_isolation
     from omniload.loader import DataLoader
+    from omniload.mixture import Mixture, MixtureSet
     from omniload.model_check import pack_for
     from omniload.padding import Padding
     from omniload.plan import StepPlan, make_plan
