@@ -223,7 +223,9 @@ def test_max_seqlen_can_be_held_constant():
     batch = pack(SAMPLES)
     assert batch.attention("flash", max_seqlen=4096)["max_seqlen_k"] == 4096
     for wrong in (batch.max_seqlen - 1, 4096.0, torch.tensor(4096)):
-        with pytest.raises(ConfigError, match=rf"max_seqlen must be an integer of at least {batch.max_seqlen}"):
+        with pytest.raises(
+            ConfigError, match=rf"max_seqlen must be an integer of at least {batch.max_seqlen}"
+        ):
             batch.attention("flash", max_seqlen=wrong)
 
 

@@ -258,7 +258,7 @@ def test_a_filler_that_blank_samples_can_not_be_made_of_is_found_before_the_star
         def filler(self, with_image):
             raise NotImplementedError
 
-    with pytest.raises(ConfigError, match="filler.* of the transform failed"):
+    with pytest.raises(ConfigError, match=r"filler.* of the transform failed"):
         loader(data, transform=own(data, NoFiller), tail="empty")
     list(loader(data, transform=own(data, NoFiller), tail="empty", on_bad_sample="raise"))
 
