@@ -29,6 +29,7 @@ _HOME = {
     "LedgerError": "omniload.errors",
     "LengthIndex": "omniload.index",
     "Message": "omniload.types",
+    "Metrics": "omniload.loader",
     "Mixture": "omniload.mixture",
     "MixtureSet": "omniload.mixture",
     "NativeUnavailableError": "omniload.errors",
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
     from omniload.flops import LanguageModel, VisionModel
     from omniload.index import LengthIndex
     from omniload.isolation import check_isolation
-    from omniload.loader import DataLoader
+    from omniload.loader import DataLoader, Metrics
     from omniload.mixture import Mixture, MixtureSet
     from omniload.model_check import pack_for
     from omniload.padding import Padding

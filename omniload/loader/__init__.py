@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from omniload.loader.loader import DataLoader
+from omniload.loader.reports import Metrics
 
-__all__ = ["DataLoader"]
+__all__ = ["DataLoader", "Metrics"]

@@ -18,6 +18,7 @@ from omniload.loader.course import Course
 from omniload.loader.exclude import Exclude, excluded_rows
 from omniload.loader.iterator import BatchIterator
 from omniload.loader.options import WorkerOptions, check_count
+from omniload.loader.reports import Metrics, Reporter
 from omniload.loader.run import Run
 from omniload.loader.settings import LoaderSettings
 from omniload.loader.sources import open_source
@@ -117,6 +118,8 @@ class DataLoader(LoaderView):
         cache: for a URL: the folder of this machine that holds copies; `omniload.Cache`. All ranks
             must have the same `max_bytes`, because the plan follows from it.
         storage: for a URL: how to fetch from there; `omniload.Storage`.
+        metrics: files that get the figures of `stats()` while the loader runs, and whether the log
+            gets them; `omniload.Metrics`. None: none.
 
     Raises:
         ConfigError: an argument is wrong, or doesn't fit the data; a sample over budget.
@@ -154,6 +157,7 @@ class DataLoader(LoaderView):
         exclude: Exclude = None,
         cache: Cache | None = None,
         storage: Storage | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._settings = LoaderSettings(
             budget=budget,
@@ -218,6 +222,7 @@ class DataLoader(LoaderView):
             num_workers=num_workers,
             worker_type=options.kind,
         )
+        self._reporter = Reporter(metrics, world=self.world, stats=self._tally.stats)
 
     def __iter__(self) -> Iterator[PackedBatch]:
         self._retire("this iterator was replaced by a newer one of the same loader.")
@@ -301,6 +306,7 @@ class DataLoader(LoaderView):
 
     def _end(self) -> None:
         self._tally.ended()
+        self._reporter.ended()
         self._course.end()
 
     def _retire(self, because: str) -> None:
@@ -314,6 +320,7 @@ class DataLoader(LoaderView):
             )
             self._course.hand_out(batch)
             self._tally.given(batch)
+            self._reporter.given()
         except Exception:
             self._retire("this iterator was closed by an error in one of its batches.")
             raise
