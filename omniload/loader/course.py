@@ -20,8 +20,8 @@ from omniload.loader.sources import row_layout, wants_prefetch
 from omniload.loader.state import LoaderState, Place
 from omniload.loader.tasks import Walk
 from omniload.plan import StepPlan
+from omniload.plan.ahead import Ahead
 from omniload.plan.balance import balance_name
-from omniload.plan.order import Ahead
 from omniload.source import RowSource
 
 __all__ = ["Course"]
@@ -267,7 +267,7 @@ class Course:
         """Make the plan at hand once more, and without balance, so that this one is left alone."""
         epoch, start = self.place.epoch, self.place.start
         _, source, index = self._at(epoch)
-        bare = replace(self._settings, sync=None)
+        bare = replace(self._settings, sync=None, balance=None)
         return (
             self._plan_of(epoch, start, source, index),
             self._plan_of(epoch, start, source, index, settings=bare),

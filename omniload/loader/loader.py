@@ -29,6 +29,7 @@ from omniload.loader.view import LoaderView
 from omniload.loader.worker import PackDataset
 from omniload.loader.workers import Workers
 from omniload.padding import Padding
+from omniload.plan import Balance
 from omniload.rng import derive
 from omniload.shards import Cache, Storage
 from omniload.source import RowSource
@@ -103,6 +104,8 @@ class DataLoader(LoaderView):
             the transform's filler as its last document, which gives no loss and is not in
             `sample_ids`. Room for it is kept within the budget, so a text-only sample that leaves
             none counts as over the budget.
+        balance: rearranges each step instead of what `sync` and `cost` ask for, for example an
+            `omniload.pipeline.order.PipelineOrder`. A state saved inside a step belongs to it.
         on_bad_sample: a sample that can't be used (damaged image or row, failing transform, other
             length than planned) is an error ("raise"), or a blank one of the same size, without
             labels, has its place ("skip"; see `PackedBatch.skipped`), so that no other rank
@@ -151,6 +154,7 @@ class DataLoader(LoaderView):
         sync: str | None = "step",
         cost: CostModel | None = None,
         uniform_modality: bool = False,
+        balance: Balance | None = None,
         on_bad_sample: str = "raise",
         max_bad_samples: int | float = 0.01,
         quarantine: str | os.PathLike[str] | None = None,
@@ -173,6 +177,7 @@ class DataLoader(LoaderView):
             sync=sync,
             cost=cost,
             uniform_modality=uniform_modality,
+            balance=balance,
         )
         options = WorkerOptions(
             num_workers=num_workers,

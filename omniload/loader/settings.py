@@ -16,7 +16,7 @@ from omniload.index import LengthIndex
 from omniload.loader.options import check_count, check_flag
 from omniload.padding import Padding
 from omniload.plan import StepPlan, make_plan
-from omniload.plan.balance import choose_balance
+from omniload.plan.balance import Balance, check_balance, choose_balance
 from omniload.shards import rows_per_window
 from omniload.source import RowSource
 from omniload.types import Budget, Sample
@@ -51,6 +51,7 @@ class LoaderSettings:
     sync: str | None = "step"
     cost: CostModel | None = None
     uniform_modality: bool = False
+    balance: Balance | None = None
     dummy_tokens: int = 0  # of the document that `with_dummy` makes room for
     padding: Padding = field(init=False)
 
@@ -77,6 +78,11 @@ class LoaderSettings:
             uniform_modality=self.uniform_modality,
             dummy_tokens=self.dummy_tokens,
         )
+        check_balance(self.balance)
+        if self.balance is not None and self.uniform_modality:
+            raise ConfigError(
+                "balance replaces the one that uniform_modality=True needs: give one of the two."
+            )
         for name, text, known in (
             ("tail", self.tail, ("filler", "empty")),
             ("oversize", self.oversize, ("error", "drop")),
@@ -145,6 +151,7 @@ class LoaderSettings:
             sync=self.sync,
             cost=self.cost,
             uniform_modality=self.uniform_modality,
+            balance=self.balance,
             dummy_tokens=self.dummy_tokens,
             exclude=exclude,
             shard_starts=shard_starts,

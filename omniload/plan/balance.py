@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,9 @@ from omniload.index import LengthIndex
 from omniload.types import Budget, Groups
 
 __all__ = ["Balance", "balance_name", "balanced", "check_balance", "choose_balance"]
+
+#: characters of a fingerprint that stand in a state as they are
+_LONGEST_NAME = 256
 
 
 class Balance(Protocol):
@@ -86,8 +90,16 @@ def balanced(
 
 
 def balance_name(balance: Balance | None) -> str:
-    """Name what arranges steps, for states and fingerprints; "none": emission order."""
-    return "none" if balance is None else balance.fingerprint
+    """Name what arranges steps, for states and fingerprints; "none": emission order.
+
+    A long fingerprint is hashed, because a state is to stay small.
+    """
+    if balance is None:
+        return "none"
+    name = balance.fingerprint
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:32]}... {hashlib.blake2b(name.encode(), digest_size=16).hexdigest()}"
 
 
 def check_balance(balance: Balance | None) -> None:
