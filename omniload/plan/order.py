@@ -9,11 +9,9 @@ import functools
 import hashlib
 import json
 import logging
-import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +19,12 @@ import numpy.typing as npt
 from omniload.errors import ConfigError
 from omniload.grouping import DEFAULT_GROUPING, get_grouping
 from omniload.index import LengthIndex
+from omniload.plan.ahead import Ahead
 from omniload.plan.dealt import DealtWindows
 from omniload.plan.windows import Windows
 from omniload.types import Budget, Groups
 
-__all__ = ["Ahead", "EpochOrder", "OrderSettings", "check_integer", "find_oversize"]
+__all__ = ["EpochOrder", "OrderSettings", "check_integer", "find_oversize"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -37,8 +36,6 @@ _LEAST_ROWS_AHEAD = 20_000  # smaller windows are planned sooner than a thread i
 _WINDOWS_KEPT = 2  # a step may begin in one window and end in the next
 _LISTED = 10  # rows over the budget that a message names
 _TAG_GROUPS = 2  # keeps this use of (seed, epoch) apart from others
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,35 +91,6 @@ class OrderSettings:
             )
         if not self.shuffle and self.grouping not in (DEFAULT_GROUPING, "sequential"):
             _warn_once(f"shuffle=False groups in index order: grouping={self.grouping!r} is unused")
-
-
-class Ahead(Generic[_Result]):
-    """A result that a thread computes until it is asked for.
-
-    Args:
-        make: computes it; what it raises is raised by `result`.
-    """
-
-    def __init__(self, make: Callable[[], _Result]) -> None:
-        self._make = make
-        self._result: _Result | None = None
-        self._error: BaseException | None = None
-        # a daemon: a program that ends doesn't wait for a plan that nobody needs any more
-        self._thread = threading.Thread(target=self._run, name="omniload-plan", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._result = self._make()
-        except BaseException as error:  # whoever asks gets it
-            self._error = error
-
-    def result(self) -> _Result:
-        """Wait for the result."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]  # set unless there is an error
 
 
 class EpochOrder:
