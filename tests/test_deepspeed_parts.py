@@ -52,17 +52,43 @@ def test_a_plan_is_the_same_as_value_as_mapping_and_as_file(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "part"),
     [
-        ({}, "a mapping with parts"),
-        ([0, 1], "a mapping with parts"),
+        ({}, "parts must be a list .* got none. Write one with `omniload plan-pipeline"),
+        ([0, 1], "a mapping with parts .* got list. Write one with `omniload plan-pipeline"),
+        ({"parts": "02"}, "parts must be a list .* got '02'"),
+        ({"parts": ["0", 2]}, "parts must be integers, got '0'.* Write one with"),
         ({"parts": [0, 3, 2]}, "parts must start with 0 and rise"),
         ({"parts": [0, 2], "recompute": [0]}, "one entry a layer: expected 2, got 1"),
-        ({"parts": [0, 2], "selective": {"7": "mlp"}}, "numbers of layers below 2"),
-        ("no-such-plan.json", "can't be read as JSON"),
+        ({"parts": [0, 2], "recompute": None}, "0 or 1 for each of 2 layers: got None"),
+        ({"parts": [0, 2], "recompute": 1}, "0 or 1 for each of 2 layers: got 1"),
+        ({"parts": [0, 4], "recompute": "0101"}, "0 or 1 for each of 4 layers: got '0101'"),
+        ({"parts": [0, 2], "selective": ["mlp"]}, "selective must be a mapping .* got .'mlp'"),
+        ({"parts": [0, 2], "selective": {"7": "mlp"}}, "from 0 to below 2 to names: got '7'"),
+        ({"parts": [0, 2], "selective": {"-1": "mlp"}}, "from 0 to below 2 to names: got '-1'"),
+        ({"parts": [0, 2], "selective": {-1: "mlp"}}, "from 0 to below 2 to names: got -1"),
+        ({"parts": [0, 2], "selective": {"a": "mlp"}}, "from 0 to below 2 to names: got 'a'"),
+        ({"parts": [0, 2], "selective": {"1": 1}}, "to names: got '1': 1"),
+        ("no-such-plan.json", "'no-such-plan.json' can't be read as JSON: .* Write one with"),
     ],
 )
 def test_what_is_no_plan_is_refused(plan, part):
     with pytest.raises(ConfigError, match=part):
         read_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("parts: [0, 1]", "can't be read as JSON: Expecting value"),
+        ("[0, 1]", "a mapping with parts .* got list"),
+        ('{"parts": [0, 2, 1]}', "is none: parts must start with 0 and rise"),
+        ('{"parts": [0, 2], "recompute": "01"}', "is none: recompute must be a list"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_named_with_a_remedy(tmp_path, text, part):
+    file = tmp_path / "mine.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"mine.json' .*{part}.* Write one with `omniload plan-"):
+        read_plan(file)
 
 
 def test_labels_only_gives_the_tokens_and_counts_of_the_whole_sample(shards, transform):
