@@ -28,7 +28,7 @@ test-all: $(BIN)/omniload ## run the tests, the slow and the packaging ones too
 	@$(PYTHON) -m pytest -m "not gpu"
 
 test-plain: $(BIN)/omniload ## run the tests of what Numba compiles as plain Python
-	@NUMBA_DISABLE_JIT=1 $(PYTHON) -m pytest tests/test_isf.py tests/test_baselines.py tests/test_buffered.py tests/test_balance.py
+	@NUMBA_DISABLE_JIT=1 $(PYTHON) -m pytest tests/test_isf.py tests/test_baselines.py tests/test_buffered.py tests/test_balance.py tests/test_pipeline_simulate.py
 
 lint: $(BIN)/omniload ## ruff: rules and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -20,11 +20,13 @@ _HOME = {
     "Machine": "models",
     "ModelDescription": "models",
     "ParamBytes": "kinds",
+    "PipelineOrder": "order",
     "PipelinePlan": "plan",
     "ProfileBatch": "profile",
     "Selective": "kinds",
     "Shapes": "kinds",
     "StagePlan": "plan",
+    "compare": "baselines",
     "cost_table": "analytic",
     "fit_budget": "budget",
     "from_hf_config": "hf_config",
@@ -42,11 +44,13 @@ __all__ = [
     "Machine",
     "ModelDescription",
     "ParamBytes",
+    "PipelineOrder",
     "PipelinePlan",
     "ProfileBatch",
     "Selective",
     "Shapes",
     "StagePlan",
+    "compare",
     "cost_table",
     "fit_budget",
     "from_hf_config",
@@ -58,10 +62,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from omniload.pipeline.analytic import cost_table
+    from omniload.pipeline.baselines import compare
     from omniload.pipeline.budget import fit_budget
     from omniload.pipeline.hf_config import from_hf_config
     from omniload.pipeline.kinds import LayerKind, Linear, ParamBytes, Selective, Shapes
     from omniload.pipeline.models import Encoder, Machine, ModelDescription
+    from omniload.pipeline.order import PipelineOrder
     from omniload.pipeline.partition import plan_pipeline
     from omniload.pipeline.plan import PipelinePlan, StagePlan
     from omniload.pipeline.presets import preset
