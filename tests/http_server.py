@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import re
 import socket
 import struct
@@ -114,6 +115,47 @@ def slow(num_bytes, pause_s):
             handler.wfile.write(data[at : at + num_bytes])
             handler.wfile.flush()
             time.sleep(pause_s)
+        return True
+
+    return fault
+
+
+def drip(num_bytes, pause_s, *, head_s=0.0, most=None):
+    """Send the headers by bytes, `head_s` after each, then `num_bytes` each `pause_s` seconds.
+
+    With `most` the connection ends after so many bytes of the file.
+    """
+
+    def fault(handler, data, start):
+        wait = handler.server.owner.released.wait
+        sent = handler.wfile
+        handler.wfile = io.BytesIO()
+        handler.head(data, start)
+        head, handler.wfile = handler.wfile.getvalue(), sent
+        handler.close_connection = True
+        pieces = [head] if not head_s else [head[at : at + 1] for at in range(len(head))]
+        for piece in pieces:
+            sent.write(piece)
+            if wait(head_s):
+                return True
+        end = len(data) if most is None else min(start + most, len(data))
+        for at in range(start, end, num_bytes):
+            sent.write(data[at : min(at + num_bytes, end)])
+            if wait(pause_s):
+                return True
+        return True
+
+    return fault
+
+
+def redirect(url):
+    """Send to another URL; "": to the same."""
+
+    def fault(handler, _data, _start):
+        handler.send_response(302)
+        handler.send_header("Location", url or handler.path)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
         return True
 
     return fault

@@ -17,7 +17,9 @@ from omniload.source import RowSource
 from tests.http_server import (
     FaultyServer,
     change_etag,
+    drip,
     flip,
+    redirect,
     reset,
     slow,
     stall,
@@ -29,6 +31,7 @@ from tests.shard_makers import assert_same, make_shards
 
 COUNT = 90
 QUICK = Storage(timeout_s=0.4, retries=2, backoff_s=0.01)
+PATIENT = Storage(timeout_s=0.4, retries=5, backoff_s=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,7 @@ def test_records_from_a_cache_own_their_bytes(server, cache):
 )
 def test_what_comes_over_a_bad_connection_is_right(server, data, cache, faults):
     server.faults = list(faults)
-    assert_all_the_same(open_shards(server.url, cache=cache, storage=QUICK), data[1])
+    assert_all_the_same(open_shards(server.url, cache=cache, storage=PATIENT), data[1])
     assert server.faults == []
 
 
@@ -141,7 +144,8 @@ def test_a_server_that_never_gets_further_ends_with_the_numbers_and_a_remedy(ser
     with pytest.raises(
         ShardError,
         match=rf"{server.url}/{name} could not be fetched: no byte came in time. 5000 bytes of "
-        r"it came, and no more in 3 tries with a time limit of 0.4 s.*raise timeout_s",
+        r"it came, at \d+\.\d bytes/s, and less than 65536 more in each of 3 tries with a time "
+        r"limit of 0.4 s.*raise timeout_s",
     ):
         shards.read(0)
     server.faults = []
@@ -154,6 +158,60 @@ def test_a_server_that_starts_over_each_time_is_given_up(data, cache):
         server.faults = [truncate(5000)] * 20
         with pytest.raises(ShardError, match="5000 bytes of it came"):
             shards.read(0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        pytest.param(
+            drip(1, 0.05), r"only \d bytes came in 0.4\d* s, of at least 1024", id="bytes"
+        ),
+        pytest.param(drip(1, 0, head_s=0.05), r"only \d bytes, of headers", id="headers"),
+        pytest.param(drip(1, 0, most=1), "the connection ended", id="a byte a connection"),
+    ],
+)
+def test_a_server_that_drips_is_given_up_with_its_rate(server, cache, fault, reason):
+    shards = open_shards(server.url, cache=cache, storage=QUICK)
+    server.requests.clear()
+    server.faults = [fault] * 20
+    with pytest.raises(
+        ShardError,
+        match=rf"{server.url}/{shards.shard_names[0]} could not be fetched: {reason}.*\. \d+ bytes "
+        r"of it came, at \d+\.\d bytes/s, .* 3 tries .*raise timeout_s",
+    ):
+        shards.read(0)
+    assert len(server.requests) == 3
+    server.faults = []
+    assert shards.read(0).row == 0
+
+
+@pytest.mark.parametrize("fault", [drip(1, 0.05), drip(1, 0, head_s=0.05)])
+def test_a_manifest_that_drips_is_given_up(data, cache, fault):
+    with FaultyServer(data[0], only=".json") as server:
+        server.faults = [fault] * 20
+        with pytest.raises(ShardError, match=r"manifest.json could not be fetched: only \d bytes"):
+            open_shards(server.url, cache=cache, storage=QUICK)
+        assert len(server.requests) == 3
+
+
+def test_tries_that_bring_much_of_a_file_are_not_counted(tmp_path, cache):
+    records = make_shards(tmp_path / "set", COUNT, max_bytes=10_000_000)
+    with FaultyServer(tmp_path / "set") as server:
+        shards = open_shards(server.url, cache=cache, storage=Storage(retries=0, backoff_s=0.01))
+        size = shards.manifest.shards[0].num_bytes
+        assert size > 2 << 16
+        server.faults = [truncate(1 << 16), truncate(1 << 16)]
+        assert_same(shards.read(0), records[0])
+        assert server.faults == []
+
+
+@pytest.mark.parametrize("target", ["", "ftp://127.0.0.1:9/x", "file:///etc/hostname"])
+def test_redirects_that_lead_nowhere_end_with_the_url(server, cache, target):
+    shards = open_shards(server.url, cache=cache, storage=QUICK)
+    server.faults = [redirect(target)] * 50
+    with pytest.raises(ShardError, match=rf"{shards.shard_names[0]} can't be had: 302 .*Check the"):
+        shards.read(0)
+    assert len(server.faults) > 30
 
 
 def test_a_file_that_is_always_wrong_is_named_and_never_trusted(server, data, cache):

@@ -49,8 +49,11 @@ class Storage:
     """How files are fetched from a URL.
 
     Args:
-        timeout_s: seconds without a byte after which a connection counts as lost.
-        retries: how often a file is tried again while no more bytes of it come.
+        timeout_s: seconds without a byte after which a connection counts as lost. So does one that
+            brings less than 1 KiB/s on average over this time, or (`http(s)://`) has not sent all
+            its headers by then.
+        retries: how often in a row a file is tried again when a try ends early and brought less
+            than 64 KiB more of it.
         backoff_s: seconds before the first such try; doubled each time up to 30 s, and varied by
             half so that machines don't come back all at once.
         options: for `s3://` and the like: storage options of fsspec, for example

@@ -7,8 +7,8 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
@@ -30,6 +30,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: files that go while they are in use give their room back a moment later
 _FULL_PATIENCE_S = 5.0
 _FULL_PAUSE_S = 0.05
+#: a server that gives a little in each try must not be tried for ever
+_LEAST_PROGRESS = 64 << 10
+_LEAST_BYTES_PER_S = 1 << 10
 #: a file that is wrong twice is wrong at the other end
 _MOST_WRONG = 2
 
@@ -67,7 +70,7 @@ def download(
         attempts = _Attempts(url=entry.url, storage=storage)
         while True:
             if partial.size < entry.num_bytes:
-                reason = _receive(transport, partial, sleep)
+                reason = _receive(transport, partial, attempts, sleep)
             if partial.size == entry.num_bytes:
                 found = partial.digest.hexdigest()
                 if found == entry.xxh3_128:
@@ -100,10 +103,12 @@ def fetch_bytes(
         data = bytearray()
         try:
             with transport.open(url, start=0, version="") as reply:
-                for chunk in reply.chunks:
+                for chunk in attempts.paced(reply.chunks):
                     data += chunk
                     if len(data) > most:
                         raise ShardError(f"{shown_url(url)} must have at most {most} bytes.")
+                    if len(data) == reply.size:
+                        return bytes(data)
                 if reply.size is None or len(data) == reply.size:
                     return bytes(data)
                 reason = f"the connection ended at {len(data)} of {reply.size} bytes"
@@ -112,7 +117,9 @@ def fetch_bytes(
         sleep(attempts.failed(len(data), reason))
 
 
-def _receive(transport: Transport, partial: _Partial, sleep: Callable[[float], None]) -> str:
+def _receive(
+    transport: Transport, partial: _Partial, attempts: _Attempts, sleep: Callable[[float], None]
+) -> str:
     """Go on with a file as far as one connection brings it; returns why it ended."""
     entry = partial.entry
     try:
@@ -122,7 +129,7 @@ def _receive(transport: Transport, partial: _Partial, sleep: Callable[[float], N
             if reply.start not in (0, partial.size):
                 return f"the server sent bytes from {reply.start}, asked for {partial.size}"
             partial.begin(reply)
-            for chunk in reply.chunks:
+            for chunk in attempts.paced(reply.chunks):
                 if partial.size + len(chunk) > entry.num_bytes:
                     raise _changed(entry, "more bytes there")
                 partial.write(chunk)
@@ -227,23 +234,51 @@ class _Attempts:
     failures: int = 0
     most: int = 0
     wrong: int = 0
+    came: int = 0
+    begun_s: float = field(default_factory=time.monotonic)
+
+    def paced(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        """Pass on what a connection brings, unless it comes too slowly over the time limit.
+
+        Only the time for which bytes are waited for counts, not what is done with them.
+
+        Raises:
+            Interrupted: too slowly; after the bytes that did come were passed on.
+        """
+        num_bytes, waited_s = 0, 0.0
+        while True:
+            begin = time.monotonic()
+            chunk = next(chunks, None)
+            waited_s += time.monotonic() - begin
+            if chunk is None:
+                return
+            num_bytes += len(chunk)
+            self.came += len(chunk)
+            yield chunk
+            if waited_s >= self.storage.timeout_s:
+                if num_bytes < _LEAST_BYTES_PER_S * waited_s:
+                    raise Interrupted(
+                        f"only {num_bytes} bytes came in {waited_s:.3g} s, of at least "
+                        f"{_LEAST_BYTES_PER_S} bytes/s"
+                    )
+                num_bytes, waited_s = 0, 0.0
 
     def failed(self, size: int, reason: str) -> float:
         """Count a connection that ended too early; returns how long to wait, seconds.
 
         Raises:
-            ShardError: it were too many while no more bytes came than ever before.
+            ShardError: it were too many that brought less than 64 KiB more than ever before.
         """
-        if size > self.most:
-            self.most, self.failures = size, 0
-        else:
-            self.failures += 1
+        is_progress = size - self.most >= _LEAST_PROGRESS
+        self.failures = 0 if is_progress else self.failures + 1
+        self.most = max(self.most, size)
         if self.failures > self.storage.retries:
+            rate = self.came / max(time.monotonic() - self.begun_s, 1e-3)
             raise ShardError(
                 f"{shown_url(self.url)} could not be fetched: {reason}. {self.most} bytes of it "
-                f"came, and no more in {self.failures} tries with a time limit of "
-                f"{self.storage.timeout_s:g} s. Check the connection, or raise timeout_s and "
-                "retries in Storage(...)."
+                f"came, at {rate:.1f} bytes/s, and less than {_LEAST_PROGRESS} more in each of "
+                f"{self.failures} tries with a time limit of {self.storage.timeout_s:g} s. Check "
+                "the connection, or raise timeout_s and retries in Storage(...)."
             )
         wait = min(self.storage.backoff_s * 2.0 ** min(self.failures, 20), _LONGEST_BACKOFF_S)
         # not the generator of the program: its draws must not depend on the network

@@ -7,7 +7,10 @@ for on the condition that the file is still the same (RFC 9110, If-Range).
 from __future__ import annotations
 
 import http.client
+import io
 import re
+import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -50,8 +53,8 @@ class HttpTransport:
         self._opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler,
-            urllib.request.HTTPHandler,
-            urllib.request.HTTPSHandler,
+            _Http,
+            _Https,
             urllib.request.HTTPDefaultErrorHandler,
             urllib.request.HTTPErrorProcessor,
             _Redirects,
@@ -68,6 +71,7 @@ class HttpTransport:
                 headers["If-Range"] = version
         request = urllib.request.Request(url, headers=headers)
         try:
+            # each response, that of a redirect too, has so long to send all its headers
             response = self._opener.open(request, timeout=self._timeout_s)
         except urllib.error.HTTPError as error:
             with closing(error):
@@ -104,6 +108,7 @@ def _reply(response: Any) -> Reply:
 def _chunks(response: Any) -> Iterator[bytes]:
     while True:
         try:
+            response.renew()
             chunk = response.read1(_CHUNK)
         except _FAILURES as error:
             raise Interrupted(_reason(error)) from None
@@ -122,15 +127,96 @@ def _refusal(url: str, error: urllib.error.HTTPError) -> Exception:
         404: "Check the URL; are the files complete there?",
         410: "Check the URL.",
     }.get(code, "Check the URL and Storage(options=...).")
-    said = f"{shown_url(url)} can't be had: {code} {error.reason}. {remedy}"
+    reason = " ".join(str(error.reason).split())  # that of a loop of redirects has several lines
+    said = f"{shown_url(url)} can't be had: {code} {reason.rstrip('.')}. {remedy}"
     return MissingFileError(said, url=url) if code in _MISSING else ShardError(said)
 
 
 def _reason(error: Exception) -> str:
     inner = getattr(error, "reason", None)
     if isinstance(error, TimeoutError) or isinstance(inner, TimeoutError):
-        return "no byte came in time"
+        return str(error) if isinstance(error, _TooSlowError) else "no byte came in time"
     return f"{type(error).__name__}: {inner or error}"
+
+
+class _TooSlowError(TimeoutError):
+    """Bytes came, but not what was to be had by then."""
+
+
+class _Deadline(io.RawIOBase):
+    """What a socket receives, up to a point in time.
+
+    The time limit of a socket begins anew with each byte: headers could drip in for days.
+    """
+
+    def __init__(self, raw: Any, sock: socket.socket) -> None:
+        self._raw = raw  # keeps the socket open after the connection lets go of it
+        self._sock = sock
+        self._limit_s = sock.gettimeout()
+        self.renew()
+
+    def renew(self) -> None:
+        """Begin the time again."""
+        self._begin_s = time.monotonic()
+        self._num_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> Any:
+        if self._limit_s is not None:
+            left_s = self._begin_s + self._limit_s - time.monotonic()
+            try:
+                if left_s <= 0:
+                    raise TimeoutError
+                self._sock.settimeout(left_s)
+                count = self._raw.readinto(buffer)
+            except TimeoutError:
+                if not self._num_bytes:
+                    raise
+                raise _TooSlowError(
+                    f"only {self._num_bytes} bytes, of headers or the like, came in "
+                    f"{self._limit_s:g} s"
+                ) from None
+        else:
+            count = self._raw.readinto(buffer)
+        self._num_bytes += count or 0
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """A response whose headers, and each of whose pieces, come within the time limit."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self._deadline = _Deadline(self.fp.detach(), sock)
+        self.fp = io.BufferedReader(self._deadline)
+
+    def renew(self) -> None:
+        """Begin the time again, for the next piece."""
+        self._deadline.renew()
+
+
+class _Connection(http.client.HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    response_class = _Response
+
+
+class _Http(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_Connection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(_SecureConnection, req)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
