@@ -1,5 +1,6 @@
 """`omniload index`: in parallel, resumable, with nothing hidden; in real processes."""
 
+import inspect
 import json
 import os
 import signal
@@ -13,12 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 from omniload.errors import ConfigError, ShardError
+from omniload.shards import open_shards
 from omniload.tars import open_tars
 from omniload.tars.manifest import REJECTED_NAME, SET_NAME
+from omniload.tools import index_cmd
 from omniload.tools.cli import app
 from omniload.tools.index_run import index_tars
 from omniload.tools.preprocess_run import preprocess_data
-from omniload.tools.recipe import Recipe
+from omniload.tools.recipe import Recipe, RunOptions
+from omniload.tools.tilings import TILINGS
 from tests.data_makers import image_bytes, turns, write_tar
 from tests.tar_makers import (
     RECIPE,
@@ -288,3 +292,18 @@ def test_the_summary_is_for_people_or_one_json_object(tmp_path):
     assert json.loads(facts.stdout)["tars_kept"] == 2
     missing = CliRunner().invoke(app, ["index", str(folder / "none.tar")])
     assert "no tar found" in str(missing.exception)
+
+
+def test_index_has_every_option_of_every_tiling():
+    wanted = {option for options in TILINGS.values() for option in options}
+    assert wanted <= set(inspect.signature(index_cmd.index).parameters)
+
+
+def test_pixtral_breaks_between_rows_are_counted_as_preprocess_counts_them(tmp_path):
+    folder = tar_folder(tmp_path / "tars", (6,))
+    options = ["--tiling", "navit", "--max-side", "64", "--row-breaks", "--template", "pixtral"]
+    done = CliRunner().invoke(app, ["index", str(folder), *options, "--workers", "1"])
+    assert done.exit_code == 0, done.output
+    recipe = Recipe(tiling="navit", max_side=64, row_breaks=True, template="pixtral")
+    preprocess_data(folder, tmp_path / "shards", recipe=recipe, options=RunOptions(keep_order=True))
+    assert lengths_of(open_tars(folder)) == lengths_of(open_shards(tmp_path / "shards"))

@@ -55,8 +55,15 @@ def index(
     max_pixels: Annotated[int | None, typer.Option(help="qwen: most pixels.")] = None,
     max_side: Annotated[int | None, typer.Option(help="navit: longest side, pixels.")] = None,
     max_patches: Annotated[int | None, typer.Option(help="navit: most patches.")] = None,
+    row_breaks: Annotated[
+        bool | None,
+        typer.Option("--row-breaks", help="navit: a token between rows of patches; Pixtral."),
+    ] = None,
     pinpoints: Annotated[
         str | None, typer.Option(metavar="HxW,...", help="anyres: resolutions.")
+    ] = None,
+    max_crops: Annotated[
+        int | None, typer.Option(help="anyres: tiles whose tokens crops may have; OneVision 9.")
     ] = None,
     tokens_per_tile: Annotated[
         int | None, typer.Option(help="Tokens the model sees for a tile.")
@@ -92,7 +99,9 @@ def index(
         max_pixels=max_pixels,
         max_side=max_side,
         max_patches=max_patches,
+        row_breaks=row_breaks,
         pinpoints=pinpoints,
+        max_crops=max_crops,
         max_tokens=max_tokens,
         oversize=oversize.value,
     )
