@@ -164,9 +164,9 @@ def test_a_server_that_starts_over_each_time_is_given_up(data, cache):
     ("fault", "reason"),
     [
         pytest.param(
-            drip(1, 0.05), r"only \d bytes came in 0.4\d* s, of at least 1024", id="bytes"
+            drip(1, 0.05), r"only \d+ bytes came in [\d.]+ s, of at least 1024", id="bytes"
         ),
-        pytest.param(drip(1, 0, head_s=0.05), r"only \d bytes, of headers", id="headers"),
+        pytest.param(drip(1, 0, head_s=0.05), r"only \d+ bytes, of headers", id="headers"),
         pytest.param(drip(1, 0, most=1), "the connection ended", id="a byte a connection"),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_server_that_drips_is_given_up_with_its_rate(server, cache, fault, rea
 def test_a_manifest_that_drips_is_given_up(data, cache, fault):
     with FaultyServer(data[0], only=".json") as server:
         server.faults = [fault] * 20
-        with pytest.raises(ShardError, match=r"manifest.json could not be fetched: only \d bytes"):
+        with pytest.raises(ShardError, match=r"manifest.json could not be fetched: only \d+ bytes"):
             open_shards(server.url, cache=cache, storage=QUICK)
         assert len(server.requests) == 3
 
