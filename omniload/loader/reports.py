@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -199,7 +199,9 @@ def _by_source(label: str, start: Span) -> Iterator[str]:
         yield from _metric(f"source_{name}_total", "counter", f"{meaning} of each set.", values)
 
 
-def _metric(name: str, kind: str, meaning: str, values: list[tuple[str, float]]) -> Iterator[str]:
+def _metric(
+    name: str, kind: str, meaning: str, values: Sequence[tuple[str, float]]
+) -> Iterator[str]:
     if values:
         yield f"# HELP omniload_{name} {meaning}"
         yield f"# TYPE omniload_{name} {kind}"
