@@ -10,7 +10,9 @@ import sys
 import threading
 import traceback
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
+from unittest import mock
 
 import deepspeed
 import psutil
@@ -269,14 +271,16 @@ def reads(shards, folder):
 
     threads = threading.active_count()
     batches = pipeline_batches(loader, engine)
-    if not engine.is_first_stage():
-        omniload.transforms.tile._decoded = refuse
-        omniload.transforms.tile.TileTransform._image = refuse
-    if not (engine.is_first_stage() or engine.is_last_stage()):
-        omniload.shards.ShardSet.read = refuse
-    for _ in range(12):  # ten steps are an epoch
-        engine.train_batch(batches)
-    workers = bool(psutil.Process().children()) or threading.active_count() > threads
+    tile, shard_set = omniload.transforms.tile, omniload.shards.ShardSet
+    with ExitStack() as patches:  # other programs follow in this process
+        if not engine.is_first_stage():
+            patches.enter_context(mock.patch.object(tile, "_decoded", refuse))
+            patches.enter_context(mock.patch.object(tile.TileTransform, "_image", refuse))
+        if not (engine.is_first_stage() or engine.is_last_stage()):
+            patches.enter_context(mock.patch.object(shard_set, "read", refuse))
+        for _ in range(12):  # ten steps are an epoch
+            engine.train_batch(batches)
+        workers = bool(psutil.Process().children()) or threading.active_count() > threads
     return {"workers": workers, "state": loader.state_dict()}
 
 

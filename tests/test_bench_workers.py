@@ -19,8 +19,9 @@ def test_bench_workers_measures_processes_and_threads_side_by_side():
     found = json.loads(done.output)
     assert [row["workers"] for row in found["rows"]] == ["none", "1 processes", "1 threads"]
     for row in found["rows"]:
-        for name in ("samples/s", "CPU ms", "looping samples/s", "step ms", "MiB", "start ms"):
+        for name in ("samples/s", "looping samples/s", "step ms", "MiB", "start ms"):
             assert row[name] > 0, name
+        assert row["CPU ms"] >= 0  # the kernel counts in ticks of 10 ms: so little work may be none
 
 
 def test_bench_workers_names_the_data_it_knows():

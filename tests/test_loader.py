@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from omniload import Budget, ConfigError, DataLoader, StateError, World
 from omniload.images import InternVLTiles
 from omniload.loader.checks import check_codecs
+from omniload.plan import order
 from omniload.shards import open_shards
 from omniload.transforms import TileTransform, transform_from_settings
 from tests.loader_data import (
@@ -376,6 +377,7 @@ def test_samples_over_budget_are_an_error_or_reported(data, caplog):
     tokens = int(np.sort(open_shards(data).index.num_tokens)[-3])
     with pytest.raises(ConfigError, match=r"oversize"):
         loader(data, budget=Budget(tokens=tokens))
+    order._warn_once.cache_clear()  # the same is told once a process
     loading = loader(data, budget=Budget(tokens=tokens), oversize="drop")
     over = np.flatnonzero(loading.index.num_tokens > tokens)
     assert len(over)

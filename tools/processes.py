@@ -73,7 +73,8 @@ def _drive(
         make = next(waiting, None)
         if make is not None:
             job = make()
-            running[pool.submit(run_piece, job)] = job.number
+            with _without_interrupt():
+                running[pool.submit(run_piece, job)] = job.number
 
     try:
         # only as many as can run, so that those named below are those that did
@@ -96,6 +97,16 @@ def _drive(
         ) from None
     except Stopped:
         raise OmniloadError("the run was stopped. Run the same command again to go on.") from None
+
+
+@contextlib.contextmanager
+def _without_interrupt() -> Iterator[None]:
+    """Start processes with Ctrl-C blocked, or it would hit them before `start_worker` has run."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _result(future: Future[Receipt]) -> Receipt:
