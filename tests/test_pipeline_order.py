@@ -21,6 +21,7 @@ from omniload.pipeline.predict import stage_times
 from omniload.pipeline.presets import preset
 from omniload.pipeline.simulate import StageTimes, simulate
 from omniload.plan import make_plan
+from omniload.plan.balance import balance_name
 from omniload.types import Budget, Groups
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,7 +111,7 @@ def test_a_plan_of_the_loader_takes_the_order_and_keeps_its_groups(table_and_pla
     index = make_index()
     ordered, found = make_steps(index, order)
     plain, emitted = make_steps(index, AsEmitted())
-    assert ordered.position(0, 3)["balance"] == order.fingerprint
+    assert ordered.position(0, 3)["balance"] == balance_name(order)
     assert plain.position(0, 3)["balance"] == "as-emitted"
     gains = []
     for one, other in zip(found, emitted, strict=True):
