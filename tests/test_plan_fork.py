@@ -94,10 +94,6 @@ def test_a_fork_passes_over_the_error_of_a_plan_and_whoever_asks_gets_it():
         ahead.result()
 
 
-def test_a_plan_may_fork_itself():
-    assert Ahead(lambda: fork_and_ask(lambda: 4)).result() == 4
-
-
 def test_a_fork_that_a_plan_waits_for_is_made_after_all_and_the_child_plans_anew(
     monkeypatch, caplog
 ):
