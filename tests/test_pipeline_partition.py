@@ -128,6 +128,24 @@ def test_impossible_plans_say_what_they_would_need():
         plan_pipeline(table, shapes, memory_gb=needed - 0.02, **arguments)
     plan = plan_pipeline(table, shapes, memory_gb=needed + 0.02, **arguments)
     assert max(stage.memory_gb for stage in plan.stages) <= needed + 0.02
+    fitting = int(re.search(r"would fit with (\d+) stages", str(error.value))[1])
+    assert plan_pipeline(table, shapes, memory_gb=30, **{**arguments, "num_stages": fitting})
+    with pytest.raises(ConfigError, match="fits into the memory"):
+        plan_pipeline(table, shapes, memory_gb=30, **{**arguments, "num_stages": fitting - 1})
+    shares = int(re.search(r"or with tensor parallelism (\d+)", str(error.value))[1])
+    shared = cost_table(preset("internvl-6b-20b"), tensor_parallel=shares, data_parallel=4)
+    assert plan_pipeline(shared, shapes, memory_gb=30, **arguments)
+    with pytest.raises(ConfigError, match="tensor parallelism 16 would fit by itself: use both"):
+        plan_pipeline(table, shapes, memory_gb=7, **arguments)
+    with pytest.raises(ConfigError, match="reserve alone takes that"):
+        plan_pipeline(table, shapes, memory_gb=5, **arguments)
+    with pytest.raises(ConfigError, match=r"into 9 stages gives each .* \(0 of the layers"):
+        planner_of(
+            cost_table(preset("internvl2-2b").freeze("vision", "projector", "language")),
+            9,
+            4,
+            frozen_stages=False,
+        ).plan()
     with pytest.raises(ConfigError, match=r"200 stages for 96 layers. Use 96 stages or fewer"):
         plan_pipeline(table, shapes, num_stages=200, num_micro_batches=16)
     with pytest.raises(ConfigError, match=r"one a stage \(4\)"):

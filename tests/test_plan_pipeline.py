@@ -75,6 +75,12 @@ def test_json_has_the_fields_that_others_rely_on(found):
     assert sum(found["bubbles"].values()) == pytest.approx(1)
 
 
+def test_one_stage_is_planned_and_takes_as_long_in_any_order(lengths):
+    found = plan(*MODEL, "--stages", 1, "--data", lengths)
+    assert found["step_ms_ordered"] == found["step_ms"]
+    assert {tuple(other["parts"]) for other in found["baselines"].values()} == {(0, 51)}
+
+
 def test_plan_is_that_of_the_planner_for_the_groups_of_the_loader(found, lengths):
     index = read_length_file(lengths)
     budget = Budget(tokens=4096, tiles=found["data"]["budget_tiles"])
@@ -289,6 +295,7 @@ def test_names_of_modules_are_given(lengths, tmp_path):
         ((), "a plan needs a model"),
         ((*MODEL, "--stages", 60), "60 stages for 51 layers"),
         ((*MODEL, "--memory", "6.5GB"), "needs [0-9.]+ GB on stage"),
+        ((*MODEL, "--vision-efficiency", 40), "share of the peak and must be at most 1, got 40"),
         ((*MODEL, "--recompute", "some"), "--recompute must be one of auto, selective, full, none"),
         ((*MODEL, "--gpus", 6), "expected a multiple of 4, got 6"),
         ((*MODEL, "--gpus", 8, "--data-parallel", 3), "expected 12, got 8"),

@@ -21,7 +21,6 @@ __all__ = ["RECOMPUTE", "Planned", "Request", "plan_all"]
 
 #: Values of --recompute.
 RECOMPUTE = ("auto", "selective", "full", "none")
-_SIMULATED = 8  # steps whose waiting is told apart
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -227,7 +226,7 @@ def _simulated(request: Request, plan: PipelinePlan, *, ordered: bool) -> list[S
 
     shapes, ranks = request.data.shapes, request.parallel.data
     times = stage_times(request.table, shapes, plan)
-    places = step_places(len(shapes), request.micro_batches, ranks, most_steps=_SIMULATED)
+    places = step_places(len(shapes), request.micro_batches, ranks)
     found = []
     for step in places:
         if ordered:

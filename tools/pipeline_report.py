@@ -170,7 +170,7 @@ def _time_table(planned: Planned) -> Table:
     table.add_column("share", justify="right")
     shares: Mapping[str, float] = asdict(planned.bubbles)
     for cause, words in _CAUSES.items():
-        table.add_row(words, f"{100 * shares[cause]:.1f} %")
+        table.add_row(words, f"{round(100 * shares[cause], 1) + 0.0:.1f} %")  # no -0.0
     return table
 
 

@@ -145,6 +145,8 @@ def omnibal_candidates(
     times, volume = np.asarray(forward, np.float64), np.asarray(sent, np.float64)
     anchor = np.array(greedy_anchor(times, num_stages))
     between = num_stages - 1
+    if between == 0:
+        return [(0, len(times))]
     moves = range(-radius, radius + 1)
     if len(moves) ** between <= _MOST_CANDIDATES:
         shifts = np.array(list(itertools.product(moves, repeat=between))).reshape(-1, between)

@@ -124,3 +124,8 @@ class Machine:
             value, least = getattr(self, entry.name), entry.name in _MAY_BE_ZERO
             if not math.isfinite(value) or value < 0 or (value == 0 and not least):
                 raise ConfigError(f"Machine.{entry.name} must be finite and above 0, got {value}.")
+            if entry.name.endswith("efficiency") and value > 1:
+                raise ConfigError(
+                    f"Machine.{entry.name} is a share of the peak and must be at most 1, got "
+                    f"{value}."
+                )

@@ -25,6 +25,7 @@ from omniload.pipeline._recompute_search import all_stages
 from omniload.pipeline.kinds import Shapes
 from omniload.pipeline.plan import PipelinePlan
 from omniload.pipeline.predict import StepModel, predict, step_places
+from omniload.pipeline.refusal import why_no_plan
 from omniload.pipeline.rerank import StepTimer
 from omniload.pipeline.stage_costs import StageCosts, memory_limits, worst_shape
 from omniload.pipeline.table import CostTable, Recompute
@@ -35,7 +36,6 @@ Int64Array = npt.NDArray[np.int64]
 
 _NEVER = 2**62
 _NEAR = 0.05  # plans whose value is so much above the best are worth simulating
-_PIPELINES = 32  # simulated for each plan
 
 
 def plan_pipeline(
@@ -137,7 +137,7 @@ class Planner:
         times = self.stage_ns
         longest, total = suffixes(times)
         if total[0, 0] == _NEVER:
-            raise ConfigError(self._why_not())
+            raise ConfigError(why_no_plan(self))
         weight = self.costs.num_micro_batches - 1
         bounds = least_worst(times)[1]
         known = times[np.arange(len(times)), bounds[:-1], bounds[1:]]
@@ -239,30 +239,4 @@ class Planner:
     def _raw_places(self) -> Int64Array:
         costs = self.costs
         ranks = costs.table.data_parallel
-        most = max(1, _PIPELINES // ranks)
-        return step_places(len(costs.shapes), costs.num_micro_batches, ranks, most_steps=most)
-
-    def _why_not(self) -> str:
-        """Say what a plan would need."""
-        costs, table = self.costs, self.costs.table
-        zeros = np.where(self.possible, np.int64(0), np.int64(-1))
-        if least_worst(zeros)[0] < 0:
-            frozen = "" if self.frozen_stages else ", each with a trainable parameter"
-            return (
-                f"no way to cut {table.num_layers} layers into {costs.num_stages} stages{frozen} "
-                f"keeps the pins {dict(table.pinned)}. Change the pins or the number of stages."
-            )
-        needed = costs.least_memory
-        over = needed - self.limits[:, np.newaxis, np.newaxis]
-        shift = int(over.min())
-        _, bounds = least_worst(np.where(self.possible, over - shift, np.int64(-1)))
-        held = needed[np.arange(costs.num_stages), bounds[:-1], bounds[1:]]
-        worst = int(np.argmax(held - self.limits))
-        return (
-            f"no plan of {costs.num_stages} stages fits into the memory: with everything "
-            f"recomputed, the best one needs {held[worst] / 1e9:.2f} GB on stage {worst} "
-            f"({int(costs.table.reserve_bytes) / 1e9:.2f} GB of it in reserve), and the limit is "
-            f"{self.limits[worst] / 1e9:.2f} GB (parts {bounds.tolist()}, "
-            f"{costs.in_flight[worst]} micro-batches in flight). Use more stages, tensor or data "
-            "parallel ranks, or smaller micro-batches."
-        )
+        return step_places(len(costs.shapes), costs.num_micro_batches, ranks)

@@ -20,12 +20,20 @@ from omniload.pipeline.stage_costs import NO_LIMIT, StageCosts, memory_limits, t
 from omniload.pipeline.table import CostTable, Recompute
 from omniload.pipeline.times import StageTimes, nanoseconds
 
-__all__ = ["StepModel", "predict", "stage_bytes", "stage_times", "step_places"]
+__all__ = [
+    "StepModel",
+    "predict",
+    "simulated_steps",
+    "stage_bytes",
+    "stage_times",
+    "step_places",
+]
 
 Float64Array = npt.NDArray[np.float64]
 Int64Array = npt.NDArray[np.int64]
 
 _GB = 1e9
+_PIPELINES = 32  # simulated for each plan
 
 
 def stage_times(table: CostTable, shapes: Shapes, plan: PipelinePlan) -> StageTimes:
@@ -75,19 +83,25 @@ def stage_bytes(
     )
 
 
+def simulated_steps(data_parallel: int) -> int:
+    """Say how many steps stand for all others: the more ranks there are, the fewer."""
+    return max(1, _PIPELINES // data_parallel)
+
+
 def step_places(
-    num_shapes: int, num_micro_batches: int, data_parallel: int, *, most_steps: int = 8
+    num_shapes: int, num_micro_batches: int, data_parallel: int, *, most_steps: int | None = None
 ) -> Int64Array:
     """Deal micro-batches to steps and ranks as a plan of the loader does.
 
     Micro-step m of rank r is number m * data_parallel + r of its step. Too few for one step are
-    used again from the first.
+    used again from the first. At most as many steps as `simulated_steps` says, or `most_steps`.
 
     Returns:
         int64 (num_steps, data_parallel, num_micro_batches), numbers of micro-batches.
     """
     size = num_micro_batches * data_parallel
-    steps = max(1, min(num_shapes // size, most_steps))
+    most = simulated_steps(data_parallel) if most_steps is None else most_steps
+    steps = max(1, min(num_shapes // size, most))
     numbers = np.arange(steps * size) % num_shapes
     return numbers.reshape(steps, num_micro_batches, data_parallel).transpose(0, 2, 1)
 
@@ -216,7 +230,7 @@ def predict(
         memory_gb: the limit, to say what is left; a plan over it is made all the same, with less
             than nothing left.
         model: times of the micro-batches; None: made of `costs`.
-        places: steps to simulate; None: as many as the micro-batches give, up to 8.
+        places: steps to simulate; None: those of `step_places`.
 
     Returns:
         The plan. `step_ms` is the mean over the simulated steps.
