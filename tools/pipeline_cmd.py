@@ -86,7 +86,8 @@ def plan_pipeline(
     ] = 0.50,
     link: Annotated[float, typer.Option(help="GB a second between stages.")] = 20.0,
     image_patches: Annotated[
-        int, typer.Option(min=1, help="For Qwen with --config: mean patches of an image.")
+        int,
+        typer.Option(min=1, help="For Qwen and Pixtral with --config: mean patches of an image."),
     ] = 1024,
     seed: Annotated[int, typer.Option(help="Seed of the order of the data.")] = 0,
     out: Annotated[

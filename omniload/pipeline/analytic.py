@@ -52,8 +52,9 @@ def cost_table(
     those of bf16 with flash attention and fused norms and gates: per position 16 h + 4 f of a block
     of the encoder (4 h more with layer scale, 4 h more with normalised queries and keys), 8 h + 4 q
     + 4 k + 6 f of one of the language model (h width, f width of the MLP, q and k widths of queries
-    and keys), 6 V of the head. Without fused kernels, a block of the language model keeps 8 h + 2 f
-    more: norms in fp32, and what the activation of the gate gives. Tensor parallelism with sequence
+    and keys; 2 q + 2 k more with normalised ones), 6 V of the head. Without fused kernels, a block
+    of the language model keeps 8 h + 2 f more (and 4 q + 4 k): norms in fp32, and what the
+    activation of the gate gives. Tensor parallelism with sequence
     parallelism divides time, parameters and kept bytes; its own communication is part of
     the efficiency. What is sent between stages is not divided.
 
@@ -207,6 +208,7 @@ def _language_block(model: ModelDescription, unit: _Unit, *, fused: bool) -> Lay
 
     # plain torch: each norm keeps its input in fp32 instead, and in bf16 what its weight scales
     norm, gate = (1, 0) if fused else (3, 1)
+    heads, frozen_heads = (2 + model.qk_norm * each for each in (norm, norm - gate))
 
     def kept(widths: float, qs: float, mlps: float) -> Linear:
         values = widths * width + qs * (queries + keys) + mlps * mlp
@@ -220,8 +222,8 @@ def _language_block(model: ModelDescription, unit: _Unit, *, fused: bool) -> Lay
         backward_frozen_s=unit.seconds(frozen),
         recompute_s=unit.seconds(forward),
         # inputs of both norms and of the matrices behind them; q, k, v and the output of attention
-        kept_bytes=kept(2 + 2 * norm, 2, matrices + gate),
-        kept_frozen_bytes=kept(2 * (norm - gate), 2, matrices - 1 + gate),
+        kept_bytes=kept(2 + 2 * norm, heads, matrices + gate),
+        kept_frozen_bytes=kept(2 * (norm - gate), frozen_heads, matrices - 1 + gate),
         kept_bytes_recompute=kept(1, 0, 0),
         output_bytes=Linear(token=_BF16 * width),
         params=_share(attention + gates, unit),
@@ -235,7 +237,9 @@ def _language_block(model: ModelDescription, unit: _Unit, *, fused: bool) -> Lay
                 kept_bytes=kept(2 + norm, 0, matrices + gate),
             ),
             Selective(
-                name="mlp", recompute_s=unit.seconds(mlp_forward), kept_bytes=kept(2 + norm, 2, 0)
+                name="mlp",
+                recompute_s=unit.seconds(mlp_forward),
+                kept_bytes=kept(2 + norm, heads, 0),
             ),
         ),
     )

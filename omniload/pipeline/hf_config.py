@@ -1,7 +1,7 @@
 """Sizes of a model from the `config.json` that Hugging Face keeps beside its weights.
 
 The file is read as JSON: transformers is not imported. Such files leave out what equals
-the default of their class, so the defaults that matter stand here.
+the default of their class; `hf_defaults` has those that matter.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from omniload.errors import ConfigError
 from omniload.flops import LanguageModel, VisionModel
+from omniload.pipeline.hf_defaults import TEXT_DEFAULTS, VISION_DEFAULTS
 from omniload.pipeline.models import Encoder, ModelDescription
 from omniload.pipeline.presets import projector_widths
 
@@ -22,51 +23,10 @@ __all__ = ["from_hf_config"]
 _LLAVA = ("llava", "llava_next", "llava_onevision")
 _INTERNVL = ("internvl_chat", "internvl")
 _QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_KNOWN = (*_LLAVA, "mistral3", *_INTERNVL, *_QWEN)
+_NORMALISED = ("qwen3", "qwen3_vl_text")  # queries and keys
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_intermediate_size")
 
-_QWEN2_VL_TEXT = {
-    "hidden_size": 8192,
-    "intermediate_size": 29568,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 152064,
-}
-_QWEN2_TEXT = {
-    "hidden_size": 4096,
-    "intermediate_size": 22016,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "vocab_size": 151936,
-}
-_TEXT_DEFAULTS: dict[str, dict[str, int]] = {
-    "llama": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-              "num_attention_heads": 32, "vocab_size": 32000},
-    "mistral": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-                "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000},
-    "qwen2": _QWEN2_TEXT,
-    "qwen3": {**_QWEN2_TEXT, "head_dim": 128},
-    "qwen2_vl": _QWEN2_VL_TEXT,
-    "qwen2_vl_text": _QWEN2_VL_TEXT,
-    "qwen2_5_vl": _QWEN2_VL_TEXT,
-    "qwen2_5_vl_text": _QWEN2_VL_TEXT,
-    "qwen3_vl_text": {**_QWEN2_TEXT, "head_dim": 128},
-}  # fmt: skip
-_CLIP = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224}
-_QWEN_VISION = {"depth": 32, "patch_size": 14, "spatial_merge_size": 2}
-_VISION_DEFAULTS: dict[str, dict[str, int]] = {
-    "clip_vision_model": {**_CLIP, "patch_size": 32},
-    "siglip_vision_model": {**_CLIP, "patch_size": 16},
-    "intern_vit_6b": {"hidden_size": 3200, "intermediate_size": 12800, "num_hidden_layers": 48,
-                      "image_size": 224, "patch_size": 14},
-    "internvl_vision": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
-                        "image_size": 448, "patch_size": 14},
-    "qwen2_vl": {**_QWEN_VISION, "embed_dim": 1280, "mlp_ratio": 4},
-    "qwen2_5_vl": {**_QWEN_VISION, "intermediate_size": 3420, "window_size": 112},
-    "qwen3_vl": {**_QWEN_VISION, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304,
-                 "patch_size": 16},
-}  # fmt: skip
 _HAS_NO_CLASS_TOKEN = ("siglip_vision_model",)
 
 
@@ -103,37 +63,41 @@ def from_hf_config(
 ) -> ModelDescription:
     """Describe the model of a Hugging Face `config.json`.
 
-    It knows LLaVA, LLaVA-NeXT, LLaVA-OneVision (`llava`, `llava_next`, `llava_onevision`), InternVL
-    (`internvl_chat`, `internvl`) and Qwen2-VL, 2.5 and 3 (`qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`).
+    It knows LLaVA, LLaVA-NeXT, LLaVA-OneVision (`llava`, `llava_next`, `llava_onevision`), the
+    first also with Pixtral's encoder, Mistral 3 (`mistral3`), InternVL (`internvl_chat`,
+    `internvl`) and Qwen2-VL, 2.5 and 3 (`qwen2_vl`, `qwen2_5_vl`, `qwen3_vl`).
     Only layers whose output is used are counted (`vision_feature_layer`, `select_layer`). The
     smaller projectors inside Qwen3's encoder are left out.
 
     Args:
         source: the file, the folder that has it, or its content.
-        image_patches: for Qwen, where a tile is a patch: mean patches of an image.
+        image_patches: for Qwen and Pixtral, where a tile is a patch: mean patches of an image.
 
     Raises:
         ConfigError: no such file, not such a model, experts, or a size that is missing; says which.
     """
     values, where = _read(source)
     kind = values.get("model_type")
-    known = (*_LLAVA, *_INTERNVL, *_QWEN)
-    if kind not in known:
+    if kind not in _KNOWN:
         raise ConfigError(
-            f"model_type of {where} must be one of {', '.join(known)}, got {kind!r}. Describe "
-            "other models with omniload.pipeline.ModelDescription."
+            f"model_type of {where} must be one of {', '.join(_KNOWN)}, got {kind!r}. Measure the "
+            "layers of other models with omniload.pipeline.profile_layers, or describe them with "
+            "omniload.pipeline.ModelDescription."
         )
-    vision = _section(values, ("vision_config",), where, _VISION_DEFAULTS, fallback=kind)
+    vision = _section(values, ("vision_config",), where, VISION_DEFAULTS, fallback=kind)
     language = _language(values, where, kind)
     if kind in _QWEN:
         encoder, form = _qwen(vision, kind, image_patches), "qwen"
     elif kind in _INTERNVL:
         encoder, form = _internvl(values, vision, where), "internvl"
+    elif kind == "mistral3" or vision.values.get("model_type") == "pixtral":
+        form = "mistral3" if kind == "mistral3" else "llava"
+        encoder = _pixtral(values, vision, image_patches)
     else:
         encoder, form = _llava(values, vision), "llava"
+    text = values.get("text_config") or values.get("llm_config") or {}
     tied = values.get("tie_word_embeddings")
     if tied is None:
-        text = values.get("text_config") or values.get("llm_config") or {}
         tied = text.get("tie_word_embeddings", False)
     return ModelDescription(
         name=str(values.get("_name_or_path") or where),
@@ -141,6 +105,7 @@ def from_hf_config(
         projector=projector_widths(form, encoder, language.width),
         language=language,
         tied_embeddings=bool(tied),
+        qk_norm=text.get("model_type") in _NORMALISED,
     )
 
 
@@ -182,14 +147,15 @@ def _language(values: Mapping[str, Any], where: str, kind: str) -> LanguageModel
     names = ("text_config", "llm_config")
     if kind in _QWEN and not any(values.get(name) for name in names):
         # files from before 2025 have the sizes of the language model at the top
-        text = _Section(values=values, where=where, defaults=_TEXT_DEFAULTS.get(kind, {}))
+        text = _Section(values=values, where=where, defaults=TEXT_DEFAULTS.get(kind, {}))
     else:
-        text = _section(values, names, where, _TEXT_DEFAULTS, fallback="llama")
+        text = _section(values, names, where, TEXT_DEFAULTS, fallback="llama")
     experts = [name for name in _EXPERTS if text.values.get(name)]
     if experts:
         raise ConfigError(
-            f"{text.where} must be of a model without experts, got {', '.join(experts)}. Describe "
-            "it with omniload.pipeline.ModelDescription, or measure its layers."
+            f"{text.where} must be of a model without experts, got {', '.join(experts)}: what a "
+            "token passes and what memory holds differ there. Measure its layers with "
+            "omniload.pipeline.profile_layers, and plan with --table."
         )
     width = text.size("hidden_size")
     return LanguageModel(
@@ -234,6 +200,22 @@ def _llava(values: Mapping[str, Any], vision: _Section) -> Encoder:
     strategy = values.get("vision_feature_select_strategy", "full" if one_vision else "default")
     dropped = 1 if strategy == "default" else 0  # the class token
     return Encoder(sizes=sizes, tokens_per_tile=sizes.patches - dropped)
+
+
+def _pixtral(values: Mapping[str, Any], vision: _Section, image_patches: int) -> Encoder:
+    """Images as they are, a tile is a patch; Mistral 3 joins so many of them to a token."""
+    merged = values.get("spatial_merge_size", 2) if values["model_type"] == "mistral3" else 1
+    width = vision.size("hidden_size")
+    sizes = VisionModel(
+        layers=_used_layers(vision, values.get("vision_feature_layer", -1)),
+        width=width,
+        patches=1,
+        mlp_ratio=vision.size("intermediate_size") / width,
+        gated=True,
+    )
+    return Encoder(
+        sizes=sizes, tokens_per_tile=1 / merged**2, joined=merged**2, attended=image_patches
+    )
 
 
 def _internvl(values: Mapping[str, Any], vision: _Section, where: str) -> Encoder:

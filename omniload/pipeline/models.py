@@ -22,8 +22,8 @@ class Encoder:
         sizes: the transformer; `sizes.patches` are the positions of one tile inside it.
         tokens_per_tile: tokens of the language model that one tile becomes.
         joined: neighbouring patches whose features one token joins (InternVL, Qwen: 4).
-        attended: positions that one attends to; None: those of its tile. For Qwen, where a tile is
-            one patch, the mean patches of an image (or of a window).
+        attended: positions that one attends to; None: those of its tile. Where a tile is one patch
+            (Qwen, Pixtral), the mean patches of an image (or of a window).
         layer_scale: both branches of a block are scaled by a vector, which keeps them for its
             gradient (InternViT).
         qk_norm: queries and keys are normalised (InternViT-6B).
@@ -54,6 +54,7 @@ class ModelDescription:
         language: the language model.
         projector_trained: the weights of the projector get gradients.
         tied_embeddings: embedding and head share one matrix.
+        qk_norm: queries and keys of the language model are normalised (Qwen3).
     """
 
     name: str
@@ -62,6 +63,7 @@ class ModelDescription:
     language: LanguageModel
     projector_trained: bool = True
     tied_embeddings: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         widths = tuple(self.projector)

@@ -50,12 +50,14 @@ class LanguagePreset:
         billions: parameters, as stated by its authors.
         source: where the figures are from.
         tied: embedding and head share one matrix.
+        qk_norm: queries and keys are normalised.
     """
 
     sizes: LanguageModel
     billions: float
     source: str
     tied: bool = False
+    qk_norm: bool = False
 
 
 def _square(
@@ -157,7 +159,9 @@ _RELEASED = "config.json of the released model"
 
 #: Language models by name.
 LANGUAGE_MODELS: dict[str, LanguagePreset] = {
-    name: LanguagePreset(sizes=sizes, billions=billions, source=_RELEASED)
+    name: LanguagePreset(
+        sizes=sizes, billions=billions, source=_RELEASED, qk_norm=name.startswith("qwen3-")
+    )
     for name, sizes, billions in (
         ("internlm2-1.8b", _decoder(24, 2048, (16, 8), 8192, 92544), 1.89),
         ("internlm2-7b", _decoder(32, 4096, (32, 8), 14336, 92544), 7.74),
@@ -239,17 +243,21 @@ def preset(name: str) -> ModelDescription:
         projector=projector_widths(seen.projector, seen.encoder, spoken.sizes.width),
         language=spoken.sizes,
         tied_embeddings=spoken.tied,
+        qk_norm=spoken.qk_norm,
     )
 
 
 def projector_widths(form: str, encoder: Encoder, width: int) -> tuple[int, ...]:
-    """Say the widths of a projector: joined features, one hidden layer, the language model.
+    """Say the widths of a projector: joined features, hidden layers, the language model.
 
     Args:
         form: "internvl" or "llava": the hidden layer is as wide as the language model; "qwen": as
-            wide as the joined features.
+            wide as the joined features; "mistral3": one as wide as a feature, then one as wide as
+            the language model.
         encoder: the encoder before it.
         width: that of the language model.
     """
     joined = encoder.sizes.width * encoder.joined
+    if form == "mistral3":
+        return (joined, encoder.sizes.width, width, width)
     return (joined, joined if form == "qwen" else width, width)
