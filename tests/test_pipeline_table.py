@@ -270,6 +270,10 @@ def stage(layers, **changes):
     return StagePlan(**{**fields, **changes})
 
 
+def read(**changes):
+    return PipelinePlan.from_json(json.dumps({**plan().to_dict(), **changes}))
+
+
 def test_a_plan_survives_json_and_keeps_the_promised_names():
     made = plan(
         stages=(stage(2, headroom_gb=-1.0), stage(3)), step_ms=17.25, memory_limit_gb=80.0,
@@ -313,12 +317,11 @@ def test_a_plan_says_where_a_layer_is():
             lambda: PipelinePlan.from_json('{"format": "omniload.pipeline_plan", "version": 1}'),
             r"must have parts and recompute: missing \['parts', 'recompute'\]",
         ),
-        (
-            lambda: PipelinePlan.from_json(
-                '{"format": "omniload.pipeline_plan", "version": 1, "parts": 3, "recompute": []}'
-            ),
-            "wrong type",
-        ),
+        (lambda: read(parts=3), "parts must be a list of layer numbers, .* got 3"),
+        (lambda: read(recompute="01000"), "0 or 1 for each of 5 layers: got '01000'"),
+        (lambda: read(selective={"-1": "mlp"}), "from 0 to below 5 to names: got '-1'"),
+        (lambda: read(stages=[{"layers": 2}, 3]), "stages must be a list of objects with backward"),
+        (lambda: read(step_ms="fast"), "PipelinePlan.step_ms must be a finite number"),
     ],
 )
 def test_plans_that_no_pipeline_has_are_refused(make, match):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -155,28 +156,86 @@ class PipelinePlan:
         missing = sorted({"parts", "recompute"} - set(found))
         if missing:
             raise ConfigError(f"a pipeline plan must have parts and recompute: missing {missing}.")
-        known = {entry.name for entry in fields(StagePlan)}
-        try:
-            recompute: list[int | str] = list(found["recompute"])
-            for layer, name in found.get("selective", {}).items():
-                recompute[int(layer)] = name
-            return cls(
-                parts=tuple(found["parts"]),
-                recompute=tuple(recompute),
-                stages=tuple(
-                    StagePlan(**{name: each[name] for name in known & set(each)})
-                    for each in found.get("stages", ())
-                ),
-                step_ms=found.get("step_ms"),
-                memory_limit_gb=found.get("memory_limit_gb"),
-                table_fingerprint=str(found.get("table_fingerprint", "")),
-            )
-        except ConfigError:
-            raise
-        except (AttributeError, IndexError, TypeError, ValueError) as error:
+        return cls.from_dict(found)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> PipelinePlan:
+        """Read a plan from the object that `to_dict` makes; only `parts` has to be there.
+
+        Raises:
+            ConfigError: a field that is no such thing; says which, and what was found.
+        """
+        return cls(
+            parts=_parts(found),
+            recompute=_recompute(found),
+            stages=_stages(found.get("stages")),
+            step_ms=found.get("step_ms"),
+            memory_limit_gb=found.get("memory_limit_gb"),
+            table_fingerprint=str(found.get("table_fingerprint", "")),
+        )
+
+
+def _parts(found: Mapping[str, Any]) -> tuple[int, ...]:
+    parts = found.get("parts")
+    if not isinstance(parts, (list, tuple)):
+        raise ConfigError(
+            "parts must be a list of layer numbers, the bounds of the stages, as [0, 2, 4]: got "
+            f"{_shown(found, 'parts')}."
+        )
+    return tuple(parts)
+
+
+def _recompute(found: Mapping[str, Any]) -> tuple[int | str, ...]:
+    parts = _parts(found)
+    num_layers = parts[-1] if parts and isinstance(parts[-1], int) else 0
+    given = found.get("recompute", [0] * num_layers)
+    if not isinstance(given, (list, tuple)):
+        raise ConfigError(
+            f"recompute must be a list with 0 or 1 for each of {num_layers} layers: got "
+            f"{_shown(found, 'recompute')}. Leave it out where nothing is recomputed."
+        )
+    chosen = [int(each) if isinstance(each, bool) else each for each in given]
+    selective = found.get("selective")
+    if selective is not None and not isinstance(selective, Mapping):
+        raise ConfigError(
+            "selective must be a mapping from numbers of layers to names: got "
+            f"{_shown(found, 'selective')}. Leave it out where no layer recomputes a part."
+        )
+    for key, option in (selective or {}).items():
+        layer = _as_layer(key)
+        if layer is None or layer >= len(chosen) or not isinstance(option, str):
             raise ConfigError(
-                f"a field of the pipeline plan has the wrong type: {error}."
-            ) from error
+                f"selective must map numbers of layers from 0 to below {len(chosen)} to names: got "
+                f"{key!r}: {option!r}."
+            )
+        chosen[layer] = option
+    return tuple(chosen)
+
+
+def _stages(found: Any) -> tuple[StagePlan, ...]:
+    if found is None:
+        return ()
+    names = {entry.name for entry in fields(StagePlan)}
+    needed = names - {"headroom_gb"}
+    if not isinstance(found, (list, tuple)) or not all(
+        isinstance(each, Mapping) and needed <= set(each) for each in found
+    ):
+        raise ConfigError(
+            f"stages must be a list of objects with {', '.join(sorted(needed))}: got {found!r}."
+        )
+    return tuple(StagePlan(**{name: each[name] for name in names & set(each)}) for each in found)
+
+
+def _as_layer(key: object) -> int | None:
+    """Return a layer's number, which is a string in JSON; None: it is no number from 0 on."""
+    if isinstance(key, str) and key.isascii() and key.isdigit():
+        return int(key)
+    is_number = isinstance(key, int) and not isinstance(key, bool)
+    return key if is_number and key >= 0 else None  # type: ignore[operator,return-value]
+
+
+def _shown(found: Mapping[str, Any], field: str) -> str:
+    return repr(found[field]) if field in found else "none"
 
 
 def _check_number(value: Any, name: str, *, least: float) -> None:
