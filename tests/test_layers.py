@@ -45,7 +45,7 @@ ALLOWED = {
     "_mask_tensors": {"_mask_checks", "kernels"},
     "_mask_native": {"_mask_tensors", "_native"},
     "masks": {"_mask_checks", "_mask_native", "_mask_tensors", "kernels", "_native"},
-    "pipeline": set(),
+    "pipeline": {"plan"},
     "sampler": {"grouping", "plan"},
     "loader": {"grouping", "mixture", "plan", "shards", "tars", "images", "transforms", "batch",
                "packing", "padding", "loss", "masks", "kernels", "_native"},

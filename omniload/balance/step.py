@@ -31,7 +31,8 @@ class StepBalance:
     Args:
         sync: when ranks wait for each other. "step": once a step, at the optimizer (DDP, ZeRO-1 and
             ZeRO-2), so the sum over the micro-steps of a rank counts. "micro-step": at each one
-            (FSDP, ZeRO-3, pipelines), so each counts by itself.
+            (FSDP, ZeRO-3, pipelines), so each counts by itself. In a pipeline the order of
+            micro-batches counts too: `omniload.pipeline.PipelineOrder(before=StepBalance(...))`.
         cost: estimated time as the only load; None: tiles and tokens, each by itself, which suits
             engines that wait between vision encoder and language model too.
         uniform_modality: try to have tiles on all ranks or on none in every micro-step, because

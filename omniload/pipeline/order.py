@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,10 @@ from omniload.pipeline.times import StageTimes
 from omniload.rng import random_u64
 from omniload.types import Budget, Groups
 
-__all__ = ["Arranger", "PipelineOrder", "arrange_micro_batches"]
+if TYPE_CHECKING:
+    from omniload.plan.balance import Balance
+
+__all__ = ["PipelineOrder", "arrange_micro_batches"]
 
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -41,28 +44,6 @@ _VERSION = 1  # raised when the same step is ordered in another way
 _MOST_DRAWS = 4096
 _MOST_TRIALS = 1600  # there is little to gain with more
 _INSTRUCTIONS = 2_400_000  # simulated for each rank, about 4 ns each
-
-
-class Arranger(Protocol):
-    """What rearranges the groups of a step: `omniload.balance.StepBalance`, and `PipelineOrder`."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Name, version and settings."""
-        ...
-
-    def __call__(
-        self,
-        step: Groups,
-        *,
-        num_tokens: npt.NDArray[np.int32],
-        num_tiles: npt.NDArray[np.int32],
-        budget: Budget,
-        dp_world_size: int,
-        accumulation: int,
-    ) -> Groups:
-        """Rearrange one step."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +72,7 @@ class PipelineOrder:
     plan: PipelinePlan
     trials: int | None = None
     seed: int = 0
-    before: Arranger | None = None
+    before: Balance | None = None
 
     def __post_init__(self) -> None:
         if self.plan.num_layers != self.table.num_layers:
