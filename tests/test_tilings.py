@@ -35,7 +35,8 @@ def test_the_command_the_tool_and_the_library_know_the_same_policies():
     ("recipe", "policy", "tokens_per_tile"),
     [
         (Recipe(), InternVLTiles(), 256),
-        (Recipe(tile_size=28, thumbnail=False), InternVLTiles(size=28, thumbnail=False), 256),
+        (Recipe(tile_size=224, thumbnail=False), InternVLTiles(size=224, thumbnail=False), 64),
+        (Recipe(tile_size=14, tokens_per_tile=3), InternVLTiles(size=14), 3),
         (Recipe(tiling="square"), SquarePad(), 576),
         (Recipe(tiling="square", tile_size=224), SquarePad(size=224), 256),
         (Recipe(tiling="square", tokens_per_tile=9), SquarePad(), 9),
@@ -78,6 +79,11 @@ def test_a_recipe_makes_the_policy_that_its_options_say(recipe, policy, tokens_p
 def test_options_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         Recipe(**settings).settings()
+
+
+def test_a_tile_smaller_than_a_token_needs_its_number_of_tokens():
+    with pytest.raises(ConfigError, match="must be given for --tile-size 14: .* 28 x 28 pixels"):
+        make_encoder(Recipe(tile_size=14))
 
 
 def test_pinpoints_are_height_first():

@@ -166,7 +166,10 @@ def preprocess(
     ] = None,
     tokens_per_tile: Annotated[
         int | None,
-        typer.Option(help="Tokens the model sees for a tile. [default: internvl 256, square 576]"),
+        typer.Option(
+            help="Tokens the model sees for a tile. [default: internvl 256, square 576; one for 28 "
+            "or 14 pixels squared at another --tile-size]"
+        ),
     ] = None,
     store: Annotated[
         Store,

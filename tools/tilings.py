@@ -101,18 +101,18 @@ def _with_options(text: str, fields: dict[str, str]) -> str:
 
 
 def default_tokens_per_tile(tiling: str, tokens_per_tile: int | None, tile_size: int | None) -> int:
-    """Choose the tokens of a tile: 256 for InternVL, one for 14 x 14 pixels for a padded square.
+    """Choose the tokens of a tile: one for 28 x 28 pixels in InternVL, for 14 x 14 in LLaVA-1.5.
 
     Args:
         tiling: name of the policy.
         tokens_per_tile: as given; None: not given.
-        tile_size: as given.
+        tile_size: as given; None: that of the policy.
 
     Returns:
         The tokens; 1, without a meaning, where the policy counts the tokens of an image itself.
 
     Raises:
-        ConfigError: given for such a policy.
+        ConfigError: given for such a policy; or neither given nor to be told from the size.
     """
     if tiling in _DECIDE_TOKENS:
         if tokens_per_tile is not None:
@@ -123,7 +123,14 @@ def default_tokens_per_tile(tiling: str, tokens_per_tile: int | None, tile_size:
         return 1
     if tokens_per_tile is not None:
         return tokens_per_tile
-    return 256 if tiling == "internvl" else ((tile_size or 336) // 14) ** 2
+    side, size = (28, 448) if tiling == "internvl" else (14, 336)
+    tokens = ((tile_size or size) // side) ** 2
+    if tokens < 1:
+        raise ConfigError(
+            f"--tokens-per-tile must be given for --tile-size {tile_size}: by default a token of "
+            f"--tiling {tiling} stands for {side} x {side} pixels."
+        )
+    return tokens
 
 
 def file_policy(file: InputFile, policy: Policy) -> Policy:
