@@ -208,12 +208,14 @@ def bad_set(tmp_path):
     (folder / "cut.jpg").write_bytes(good[: len(good) // 2])
     (folder / "text.jpg").write_bytes(b"<html>404 Not Found</html>")
     (folder / "head.jpg").write_bytes(good[:30])
+    (folder / "phone.jpg").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
     (tmp_path / "secret.jpg").write_bytes(good)
     cases = {
         "good": {"image": "good.jpg", "conversations": turns("<image>q", "a")},
         "cut": {"image": "cut.jpg", "conversations": turns("<image>q", "a")},
         "html": {"image": "text.jpg", "conversations": turns("<image>q", "a")},
         "head": {"image": "head.jpg", "conversations": turns("<image>q", "a")},
+        "phone": {"image": "phone.jpg", "conversations": turns("<image>q", "a")},
         "missing": {"image": "none.jpg", "conversations": turns("<image>q", "a")},
         "dots": {"image": "../secret.jpg", "conversations": turns("<image>q", "a")},
         "absolute": {"image": str(tmp_path / "secret.jpg"), "conversations": turns("q", "a")},
@@ -234,6 +236,7 @@ def bad_set(tmp_path):
 CATEGORIES = {
     "html": "damaged image",
     "head": "damaged image",
+    "phone": "kind of image",
     "missing": "image is missing",
     "dots": "outside the image root",
     "absolute": "outside the image root",
@@ -259,7 +262,7 @@ def test_each_kind_of_bad_record_is_rejected_with_its_reason(tmp_path, bad_set):
     assert {entry["key"]: entry["category"] for entry in found} == CATEGORIES
     assert all(len(entry["reason"]) > 10 and entry["where"] for entry in found)
     facts = summary.as_dict()
-    assert (facts["read"], facts["written"], facts["rejected"]) == (16, 2, 14)
+    assert (facts["read"], facts["written"], facts["rejected"]) == (17, 2, 15)
     assert facts["reasons"] == dict(Counter(CATEGORIES.values()).most_common())
 
 

@@ -82,7 +82,7 @@ def test_options_that_do_not_go_together_are_refused(settings, message):
 
 
 def test_a_tile_smaller_than_a_token_needs_its_number_of_tokens():
-    with pytest.raises(ConfigError, match="must be given for --tile-size 14: .* 28 x 28 pixels"):
+    with pytest.raises(ConfigError, match=r"must be given for --tile-size 14: .* 28 x 28 pixels"):
         make_encoder(Recipe(tile_size=14))
 
 

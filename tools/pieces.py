@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from omniload.conversations import RefusedError, refusal
+from omniload.conversations import RefusedError, refusal, refused_image
 from omniload.errors import ConfigError, OmniloadError, SampleError, ShardError
 from omniload.images import Policy, decode, image_size, is_stored
 from omniload.index import LengthIndex
@@ -209,9 +209,7 @@ class _Piece:
                     decode(data)
                 sizes.append(image_size(data))
             except SampleError as error:
-                raise RefusedError(
-                    "damaged image", f"image {number + 1} of {len(sample.images)}: {error}"
-                ) from None
+                raise refused_image(error, number, len(sample.images)) from None
         return sizes
 
     def _count(self, sample: RawSample, prepared: Prepared, images: tuple[bytes, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from omniload.conversations import RefusedError
+from omniload.conversations import refused_image
 from omniload.errors import ConfigError, SampleError
 from omniload.images import Policy, TilePolicy, check_stored, is_stored, store_tiles
 from omniload.shards.manifest import read_manifest
@@ -135,8 +135,6 @@ def images_to_store(
                 else:
                     check_stored(data, planned, count)
         except SampleError as error:
-            raise RefusedError(
-                "damaged image", f"image {number + 1} of {len(images)}: {error}"
-            ) from None
+            raise refused_image(error, number, len(images)) from None
         found.append(data)
     return tuple(found)

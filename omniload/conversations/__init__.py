@@ -11,7 +11,7 @@ from omniload.conversations.normalise import (
     normalise,
     record_key,
 )
-from omniload.conversations.refused import RefusedError, refusal
+from omniload.conversations.refused import RefusedError, refusal, refused_image
 from omniload.conversations.values import (
     MAX_IMAGE_BYTES,
     bounded,
@@ -35,4 +35,5 @@ __all__ = [
     "read_conversation",
     "record_key",
     "refusal",
+    "refused_image",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omniload.errors import SampleError
 
-__all__ = ["RefusedError", "refusal"]
+__all__ = ["RefusedError", "refusal", "refused_image"]
 
 
 class RefusedError(SampleError):
@@ -22,6 +22,19 @@ class RefusedError(SampleError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+def refused_image(error: SampleError, number: int, num_images: int) -> RefusedError:
+    """Make the refusal of a record whose image can't be used.
+
+    Args:
+        error: what is wrong with the image.
+        number: of the image, from 0.
+        num_images: of the record.
+    """
+    is_whole = "images can't be read" in str(error)  # a kind that PIL lacks: nothing is damaged
+    category = "kind of image" if is_whole else "damaged image"
+    return RefusedError(category, f"image {number + 1} of {num_images}: {error}")
 
 
 def refusal(error: SampleError) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from omniload.conversations import RefusedError
+from omniload.conversations import RefusedError, refused_image
 from omniload.errors import ConfigError, SampleError, ShardError
 from omniload.images import Policy, image_size, policy_from_settings
 from omniload.transforms.jinja import JinjaTemplate
@@ -94,9 +94,7 @@ class SampleMaker:
             try:
                 sizes.append(image_size(data))
             except SampleError as error:
-                raise RefusedError(
-                    "damaged image", f"image {number + 1} of {len(images)}: {error}"
-                ) from None
+                raise refused_image(error, number, len(images)) from None
         prepared = prepare_sample(
             messages,
             sizes,
