@@ -54,7 +54,8 @@ def cost_table(
     + 4 k + 6 f of one of the language model (h width, f width of the MLP, q and k widths of queries
     and keys; 2 q + 2 k more with normalised ones), 6 V of the head. Without fused kernels, a block
     of the language model keeps 8 h + 2 f more (and 4 q + 4 k): norms in fp32, and what the
-    activation of the gate gives. Tensor parallelism with sequence
+    activation of the gate gives. Where attention or MLP is recomputed, its norm is not: what
+    goes into the two stays. Tensor parallelism with sequence
     parallelism divides time, parameters and kept bytes; its own communication is part of
     the efficiency. What is sent between stages is not divided.
 
@@ -144,12 +145,12 @@ def _vision_block(encoder: Encoder, unit: _Unit, *, fused: bool) -> LayerKind:
             Selective(
                 name="attention",
                 recompute_s=unit.seconds(Linear(tile=forward - mlp_forward)),
-                kept_bytes=kept(3 + scales / 2, matrices),
+                kept_bytes=kept(4 + scales, matrices),
             ),
             Selective(
                 name="mlp",
                 recompute_s=unit.seconds(Linear(tile=mlp_forward)),
-                kept_bytes=kept(7 + scales / 2 + norms, 0),
+                kept_bytes=kept(8 + scales + norms, 0),
             ),
         ),
     )
@@ -234,12 +235,12 @@ def _language_block(model: ModelDescription, unit: _Unit, *, fused: bool) -> Lay
                 recompute_s=unit.seconds(
                     Linear(token=2.0 * attention, token_pair=forward.token_pair)
                 ),
-                kept_bytes=kept(2 + norm, 0, matrices + gate),
+                kept_bytes=kept(2 + 2 * norm, 0, matrices + gate),
             ),
             Selective(
                 name="mlp",
                 recompute_s=unit.seconds(mlp_forward),
-                kept_bytes=kept(2 + norm, heads, 0),
+                kept_bytes=kept(2 + 2 * norm, heads, 0),
             ),
         ),
     )
