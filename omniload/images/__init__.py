@@ -14,13 +14,14 @@ from __future__ import annotations
 from omniload.images.anyres import AnyResTiles, SquarePad
 from omniload.images.decode import decode
 from omniload.images.header import MAX_PIXELS, image_size
+from omniload.images.internvl import InternVLTiles
 from omniload.images.kinds import PilInfo, image_kind, missing_codecs, pil_info
-from omniload.images.patches import NaViTPatches, QwenPatches
+from omniload.images.navit import NaViTPatches
 from omniload.images.policies import POLICIES, Policy, policy_from_settings
+from omniload.images.qwen import QwenPatches
 from omniload.images.resize import resize, resize_backend, torch_is_quick
 from omniload.images.stored import check_stored, cut_stored, is_stored, store_tiles
 from omniload.images.tiling import (
-    InternVLTiles,
     TilePolicy,
     TokenPolicy,
     count_tokens,

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 from omniload.errors import ConfigError, SampleError
 
-__all__ = ["check_integer", "check_sides", "highest_limit"]
+__all__ = ["MAX_SETTING", "check_integer", "check_sides", "lowered"]
+
+#: Most pixels or patches that a setting may allow an image.
+MAX_SETTING = 1 << 28
+
+
+class _Limited(Protocol):
+    def num_tiles(self, width: int, height: int) -> int: ...
+
+    def limited(self, max_tiles: int) -> Self: ...
+
+
+P = TypeVar("P", bound=_Limited)
 
 
 def check_integer(name: str, value: Any, least: int, most: int) -> None:
@@ -30,31 +41,44 @@ def check_sides(width: int, height: int) -> None:
         raise ConfigError(f"an image has sides of at least 1 pixel, got {width}x{height}.")
 
 
-def highest_limit(count: Callable[[int], int], want: int, most: int, *, what: str) -> int:
-    """Find the highest limit that gives exactly a number of tiles.
+def lowered(policy: P, width: int, height: int, num_tiles: int, *, most: int) -> P:
+    """Find the policy with the highest limit that gives an image exactly a number of tiles.
 
     Tries a bisection first, which is right wherever a higher limit never gives fewer tiles; few
     very long images break that rule, and for those each limit is tried.
 
     Args:
-        count: limit -> number of tiles.
-        want: number of tiles.
+        policy: as set.
+        width: pixels.
+        height: pixels.
+        num_tiles: tiles, or patches.
         most: highest limit to try; at least 1.
-        what: image and policy, for the message.
+
+    Returns:
+        `policy` itself if it gives that number.
 
     Raises:
         SampleError: no limit gives this number.
     """
+
+    def count(limit: int) -> int:
+        return policy.limited(limit).num_tiles(width, height)
+
+    if policy.num_tiles(width, height) == num_tiles:
+        return policy
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2
-        if count(middle) <= want:
+        if count(middle) <= num_tiles:
             low = middle
         else:
             high = middle - 1
-    if count(low) == want:
-        return low
+    if count(low) == num_tiles:
+        return policy.limited(low)
     for limit in range(most, 0, -1):
-        if count(limit) == want:
-            return limit
-    raise SampleError(f"{what} can't be cut into {want} tiles: it gives {count(most)}.")
+        if count(limit) == num_tiles:
+            return policy.limited(limit)
+    raise SampleError(
+        f"an image of {width}x{height} pixels with {policy} can't be cut into {num_tiles} tiles: "
+        f"it gives {count(most)}."
+    )

@@ -7,8 +7,9 @@ from typing import Any
 
 from omniload.errors import ConfigError
 from omniload.images.anyres import AnyResTiles, SquarePad
-from omniload.images.patches import NaViTPatches, QwenPatches
-from omniload.images.tiling import InternVLTiles
+from omniload.images.internvl import InternVLTiles
+from omniload.images.navit import NaViTPatches
+from omniload.images.qwen import QwenPatches
 
 __all__ = ["POLICIES", "Policy", "policy_from_settings"]
 
