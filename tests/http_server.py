@@ -19,7 +19,7 @@ class FaultyServer:
     whose name ends with `only` takes the first one away. `requests` lists (name, Range, If-Range).
     """
 
-    def __init__(self, folder, *, with_etag=True, with_ranges=True, only=".arrow"):
+    def __init__(self, folder, *, with_etag=True, with_ranges=True, only=".arrow", tls=None):
         self.folder = folder
         self.with_etag = with_etag
         self.with_ranges = with_ranges
@@ -30,6 +30,10 @@ class FaultyServer:
         self.released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
+        if tls is not None:  # hands shake in the thread of a connection, which may fail alone
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
         )
@@ -61,6 +65,35 @@ def status(code):
     def fault(handler, _data, _start):
         handler.send_error(code)
         return True
+
+    return fault
+
+
+def answer(code, headers, body=b""):
+    """Answer with anything."""
+
+    def fault(handler, _data, _start):
+        handler.send_response(code)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+        handler.close_connection = True
+        return True
+
+    return fault
+
+
+def endless_redirect(url, sent):
+    """Send to another URL, in an answer that never ends; the bytes of it are added to sent[0]."""
+
+    def fault(handler, _data, _start):
+        handler.send_response(302)
+        handler.send_header("Location", url)
+        handler.end_headers()
+        handler.close_connection = True
+        while True:
+            sent[0] += handler.wfile.write(bytes(1 << 16))
 
     return fault
 

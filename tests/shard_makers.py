@@ -54,3 +54,11 @@ def assert_same(found, expected):
         assert left.dtype == np.int32
         np.testing.assert_array_equal(left, right)
     assert found.messages == expected.messages
+
+
+def assert_all_the_same(shards, records):
+    """Compare all rows of a set with the records that it was made of."""
+    for row, record in enumerate(records):
+        found = shards.read(row)
+        assert found.row == row
+        assert_same(found, record)

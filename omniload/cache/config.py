@@ -50,8 +50,9 @@ class Storage:
 
     Args:
         timeout_s: seconds without a byte after which a connection counts as lost. So does one that
-            brings less than 1 KiB/s on average over this time, or (`http(s)://`) has not sent all
-            its headers by then.
+            brings less than 1 KiB/s on average over this time, or has not sent all its headers by
+            then. It is also the longest that a server's Retry-After is obeyed. Except for `gs://`
+            and the like, where fsspec's own limits hold.
         retries: how often in a row a file is tried again when a try ends early and brought less
             than 64 KiB more of it.
         backoff_s: seconds before the first such try; doubled each time up to 30 s, and varied by

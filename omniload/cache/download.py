@@ -70,7 +70,7 @@ def download(
         attempts = _Attempts(url=entry.url, storage=storage)
         while True:
             if partial.size < entry.num_bytes:
-                reason = _receive(transport, partial, attempts, sleep)
+                end = _receive(transport, partial, attempts, sleep)
             if partial.size == entry.num_bytes:
                 found = partial.digest.hexdigest()
                 if found == entry.xxh3_128:
@@ -80,7 +80,7 @@ def download(
                 if attempts.wrong >= _MOST_WRONG:
                     raise _changed(entry, f"xxh3_128 {found} there")
                 continue
-            sleep(attempts.failed(partial.size, reason))
+            sleep(attempts.failed(partial.size, end))
 
 
 def fetch_bytes(
@@ -103,6 +103,8 @@ def fetch_bytes(
         data = bytearray()
         try:
             with transport.open(url, start=0, version="") as reply:
+                if reply.start:
+                    raise Interrupted(f"the server sent bytes from {reply.start}, asked for all")
                 for chunk in attempts.paced(reply.chunks):
                     data += chunk
                     if len(data) > most:
@@ -111,15 +113,15 @@ def fetch_bytes(
                         return bytes(data)
                 if reply.size is None or len(data) == reply.size:
                     return bytes(data)
-                reason = f"the connection ended at {len(data)} of {reply.size} bytes"
+                end = Interrupted(f"the connection ended at {len(data)} of {reply.size} bytes")
         except Interrupted as error:
-            reason = str(error)
-        sleep(attempts.failed(len(data), reason))
+            end = error
+        sleep(attempts.failed(len(data), end))
 
 
 def _receive(
     transport: Transport, partial: _Partial, attempts: _Attempts, sleep: Callable[[float], None]
-) -> str:
+) -> Interrupted:
     """Go on with a file as far as one connection brings it; returns why it ended."""
     entry = partial.entry
     try:
@@ -127,7 +129,9 @@ def _receive(
             if reply.size not in (None, entry.num_bytes):
                 raise _changed(entry, f"{reply.size} bytes there")
             if reply.start not in (0, partial.size):
-                return f"the server sent bytes from {reply.start}, asked for {partial.size}"
+                return Interrupted(
+                    f"the server sent bytes from {reply.start}, asked for {partial.size}"
+                )
             partial.begin(reply)
             for chunk in attempts.paced(reply.chunks):
                 if partial.size + len(chunk) > entry.num_bytes:
@@ -135,8 +139,8 @@ def _receive(
                 partial.write(chunk)
                 sleep(0)
     except Interrupted as error:
-        return str(error)
-    return "the connection ended"
+        return error
+    return Interrupted("the connection ended")
 
 
 @dataclass(kw_only=True)
@@ -263,7 +267,7 @@ class _Attempts:
                     )
                 num_bytes, waited_s = 0, 0.0
 
-    def failed(self, size: int, reason: str) -> float:
+    def failed(self, size: int, end: Interrupted) -> float:
         """Count a connection that ended too early; returns how long to wait, seconds.
 
         Raises:
@@ -275,14 +279,15 @@ class _Attempts:
         if self.failures > self.storage.retries:
             rate = self.came / max(time.monotonic() - self.begun_s, 1e-3)
             raise ShardError(
-                f"{shown_url(self.url)} could not be fetched: {reason}. {self.most} bytes of it "
+                f"{shown_url(self.url)} could not be fetched: {end}. {self.most} bytes of it "
                 f"came, at {rate:.1f} bytes/s, and less than {_LEAST_PROGRESS} more in each of "
                 f"{self.failures} tries with a time limit of {self.storage.timeout_s:g} s. Check "
                 "the connection, or raise timeout_s and retries in Storage(...)."
             )
         wait = min(self.storage.backoff_s * 2.0 ** min(self.failures, 20), _LONGEST_BACKOFF_S)
         # not the generator of the program: its draws must not depend on the network
-        return wait * random.SystemRandom().uniform(0.5, 1.5)
+        wait *= random.SystemRandom().uniform(0.5, 1.5)
+        return max(wait, min(end.wait_s, self.storage.timeout_s))
 
 
 def _changed(entry: Entry, found: str) -> ShardError:

@@ -10,6 +10,7 @@ import http.client
 import io
 import re
 import socket
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +21,7 @@ from urllib.parse import urlsplit
 
 from omniload.cache.config import Storage
 from omniload.cache.transport import Interrupted, MissingFileError, Reply
-from omniload.cache.url import shown_url
+from omniload.cache.url import shown_text, shown_url
 from omniload.errors import ConfigError, ShardError
 
 __all__ = ["HttpTransport"]
@@ -30,6 +31,7 @@ _CHUNK = 1 << 20
 _MAY_PASS = {408, 425, 429}
 _MISSING = {401, 403, 404, 410}
 _FAILURES = (urllib.error.URLError, http.client.HTTPException, OSError)
+_COUNT = r"[0-9]{1,18}"
 
 
 class HttpTransport:
@@ -48,6 +50,14 @@ class HttpTransport:
                 f"{sorted(map(str, storage.options))}."
             )
         self._headers = {str(name): str(value) for name, value in headers.items()}
+        for name, value in self._headers.items():
+            if not re.fullmatch(r"[!-9;-~]+", name) or not re.fullmatch(
+                r"[\t -~\xa0-\xff]*", value
+            ):
+                raise ConfigError(
+                    f"a header must be a name and one line of Latin-1 text, which that of "
+                    f"{shown_text(name)!r} in Storage.options is not."
+                )
         self._timeout_s = storage.timeout_s
         # neither files nor ftp, to which a server could else send us
         self._opener = urllib.request.OpenerDirector()
@@ -79,24 +89,34 @@ class HttpTransport:
                     response = None
                 else:
                     raise _refusal(url, error) from None
+        except http.client.InvalidURL as error:
+            raise _no_url(url, error) from None
         except _FAILURES as error:
-            raise Interrupted(_reason(error)) from None
+            raise _lost(url, error) from None
+        except ValueError as error:  # of a redirect: a host or port that is none
+            raise _no_url(url, error) from None
         if response is None:
             with self.open(url, start=0, version="") as reply:
                 yield reply
             return
         with closing(response):
-            yield _reply(response)
+            yield _reply(url, response)
 
 
-def _reply(response: Any) -> Reply:
-    length = response.headers.get("Content-Length", "")
-    start, size = 0, int(length) if length.isdecimal() else None
+def _reply(url: str, response: Any) -> Reply:
+    coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise ShardError(
+            f"{shown_url(url)} is sent with Content-Encoding {shown_text(coding)!r}, although it "
+            "was asked for as it is. Switch compression off at the server for these files."
+        )
+    length = response.headers.get("Content-Length", "").strip()
+    start, size = 0, int(length) if re.fullmatch(_COUNT, length) else None
     if response.status == 206:
         given = response.headers.get("Content-Range", "")
-        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", given.strip())
+        match = re.fullmatch(rf"bytes ({_COUNT})-{_COUNT}/({_COUNT}|\*)", given.strip())
         if match is None:
-            raise Interrupted(f"the server sent a part with Content-Range {given!r}")
+            raise Interrupted(f"the server sent a part with Content-Range {shown_text(given)!r}")
         start = int(match[1])
         size = None if match[2] == "*" else int(match[2])
     version = response.headers.get("ETag", "")
@@ -119,24 +139,44 @@ def _chunks(response: Any) -> Iterator[bytes]:
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> Exception:
     code = error.code
+    said = f"{code} {shown_text(error.reason).rstrip('.')}"
     if code >= 500 or code in _MAY_PASS:
-        return Interrupted(f"the server answered {code} {error.reason}")
+        after = str(error.headers.get("Retry-After", "")).strip()
+        wait_s = float(after) if re.fullmatch(r"[0-9]{1,9}", after) else 0.0
+        return Interrupted(f"the server answered {said}", wait_s=wait_s)
     remedy = {
         401: "Give a key in Storage(options={'headers': {...}}).",
         403: "Give a key in Storage(options={'headers': {...}}), or ask for access.",
         404: "Check the URL; are the files complete there?",
         410: "Check the URL.",
     }.get(code, "Check the URL and Storage(options=...).")
-    reason = " ".join(str(error.reason).split())  # that of a loop of redirects has several lines
-    said = f"{shown_url(url)} can't be had: {code} {reason.rstrip('.')}. {remedy}"
+    said = f"{shown_url(url)} can't be had: {said}. {remedy}"
     return MissingFileError(said, url=url) if code in _MISSING else ShardError(said)
+
+
+def _no_url(url: str, error: Exception) -> ShardError:
+    return ShardError(
+        f"{shown_url(url)} can't be had: it, or where the server sends us, is no URL: "
+        f"{shown_text(error)}. Check the URL."
+    )
+
+
+def _lost(url: str, error: Exception) -> Exception:
+    inner = getattr(error, "reason", error)
+    if isinstance(inner, ssl.SSLCertVerificationError):
+        return ShardError(
+            f"{shown_url(url)} can't be had: its server is not trusted: "
+            f"{shown_text(inner.verify_message)}. Check the URL; for a certificate of your own set "
+            "SSL_CERT_FILE."
+        )
+    return Interrupted(_reason(error))
 
 
 def _reason(error: Exception) -> str:
     inner = getattr(error, "reason", None)
     if isinstance(error, TimeoutError) or isinstance(inner, TimeoutError):
         return str(error) if isinstance(error, _TooSlowError) else "no byte came in time"
-    return f"{type(error).__name__}: {inner or error}"
+    return f"{type(error).__name__}: {shown_text(inner or error)}"
 
 
 class _TooSlowError(TimeoutError):
@@ -220,13 +260,19 @@ class _Https(urllib.request.HTTPSHandler):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects; a key for one host is not handed to another."""
+    """Follows redirects; a key is not handed to another host, nor from https to http."""
+
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        with closing(fp):  # what else it sends is not read: it could be endless
+            return super().http_error_302(req, io.BytesIO(), code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Any:
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if request is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+        if request is not None and urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
             kept = {"range", "if-range", "user-agent", "accept-encoding"}
             for name in [name for name in request.headers if name.lower() not in kept]:
                 request.remove_header(name)

@@ -30,7 +30,16 @@ def _missing(message: str, url: str) -> MissingFileError:
 
 
 class Interrupted(Exception):  # noqa: N818 - no error yet: it is tried again
-    """The connection was lost, or the server is busy: trying again may help."""
+    """The connection was lost, or the server is busy: trying again may help.
+
+    Args:
+        reason: what happened.
+        wait_s: seconds after which the server wants to be asked again.
+    """
+
+    def __init__(self, reason: str, *, wait_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +83,10 @@ def make_transport(url: str, storage: Storage) -> Transport:
         from omniload.cache.http import HttpTransport
 
         return HttpTransport(storage)
+    if protocol_of(url) == "s3":
+        from omniload.cache.s3 import S3Transport
+
+        return S3Transport(storage)
     from omniload.cache.filesystem import FileSystemTransport
 
     return FileSystemTransport(protocol_of(url), storage)

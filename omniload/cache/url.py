@@ -7,7 +7,15 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from omniload.errors import ConfigError
 
-__all__ = ["PROTOCOLS", "check_url", "is_url", "join_url", "protocol_of", "shown_url"]
+__all__ = [
+    "PROTOCOLS",
+    "check_url",
+    "is_url",
+    "join_url",
+    "protocol_of",
+    "shown_text",
+    "shown_url",
+]
 
 #: protocols that are read; http and https by ourselves, all others through fsspec
 PROTOCOLS = ("http", "https", "s3", "gs", "gcs", "az", "abfs", "hf", "file")
@@ -40,7 +48,12 @@ def check_url(url: str) -> None:
             f"the protocol of a URL must be one of {', '.join(PROTOCOLS)}, got "
             f"{shown_url(url)[:80]!r}."
         )
-    host = urlsplit(url).netloc
+    try:
+        host = urlsplit(url).netloc
+        if protocol in ("http", "https"):
+            _ = urlsplit(url).port
+    except ValueError as error:
+        raise ConfigError(f"a URL must be one, got {shown_url(url)[:80]!r}: {error}.") from None
     if protocol != "file" and not host:
         raise ConfigError(f"a URL must name a host or bucket, got {shown_url(url)[:80]!r}.")
     if protocol in ("http", "https") and "@" in host:
@@ -55,8 +68,16 @@ def join_url(url: str, name: str) -> str:
     if protocol_of(url) not in ("http", "https"):
         return f"{url.rstrip('/')}/{name}"
     parts = urlsplit(url)
-    path = f"{parts.path.rstrip('/')}/{quote(name)}"
+    # of the folder, what is no part of a URL is written as one: spaces, letters beyond ASCII
+    folder = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+    path = f"{folder}/{quote(name)}"
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+
+
+def shown_text(text: object) -> str:
+    """Return what another machine said for messages: one line, of what can be printed, not long."""
+    line = " ".join(str(text).split())
+    return "".join(sign if sign.isprintable() else "?" for sign in line[:300])
 
 
 def shown_url(url: str) -> str:
