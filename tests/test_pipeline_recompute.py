@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from omniload.errors import ConfigError
 from omniload.pipeline.analytic import cost_table
+from omniload.pipeline.by_size import recompute_by_size
 from omniload.pipeline.kinds import LayerKind, Shapes
+from omniload.pipeline.layer_bytes import static_bytes, working_bytes
 from omniload.pipeline.presets import preset
 from omniload.pipeline.recompute import plan_recompute
 from omniload.pipeline.stage_costs import StageCosts
@@ -127,3 +129,33 @@ def test_bounds_that_cannot_be_are_refused():
         plan_recompute(table, PACK, (0, 50, 90), num_micro_batches=4)
     with pytest.raises(ConfigError, match="parts must start with 0"):
         plan_recompute(table, PACK, (), num_micro_batches=4)
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_smaller_micro_batches_recompute_less_and_any_mixture_of_them_fits(selective):
+    table = cost_table(preset("internvl-6b-20b"), tensor_parallel=2, data_parallel=4)
+    parts, memory = (0, 25, 52, 74, 96), 52.0
+    options = {"num_micro_batches": 16, "memory_gb": memory}
+    plan = plan_recompute(table, PACK, parts, selective=selective, **options)
+    sizes = recompute_by_size(table, PACK, plan, **options)
+    assert sizes.choose(num_tiles=11, num_tokens=100) is None
+
+    rng = np.random.default_rng(0)
+    tokens = np.append(rng.integers(1, 4097, 60), 4096).astype(float)
+    tiles = np.append(rng.integers(0, 12, 60), 11).astype(float)
+    kept, working, times = [], [], []
+    for tile, token in zip(tiles, tokens, strict=True):
+        one = Shapes(num_tiles=[tile], num_tokens=[token], sum_squares=[token * 4e6 / 4096])
+        chosen = sizes.choose(num_tiles=tile, num_tokens=token) or plan.recompute
+        kept.append(table.kept(one, chosen)[:, 0])
+        working.append(working_bytes(table, one, chosen)[:, 0])
+        times.append([table.recompute(one, each).sum() for each in (chosen, plan.recompute)])
+    less, planned = np.array(times).sum(axis=0)
+    assert (np.array(times)[:, 0] <= np.array(times)[:, 1]).all()
+    assert less < 0.85 * planned
+    for stage, (low, high) in enumerate(itertools.pairwise(parts)):
+        largest = np.sort([each[low:high].sum() for each in kept])[-(4 - stage) :].sum()
+        anew = max(each[low:high].max() for each in working)
+        assert static_bytes(table)[low, high] + largest + anew <= memory * 1e9
+    with pytest.raises(ConfigError, match=r"stage \d needs [0-9.]+ GB of 30.00 GB"):
+        recompute_by_size(table, PACK, plan, num_micro_batches=16, memory_gb=30)

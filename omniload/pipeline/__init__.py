@@ -23,6 +23,7 @@ _HOME = {
     "PipelineOrder": "order",
     "PipelinePlan": "plan",
     "ProfileBatch": "profile",
+    "RecomputeBySize": "by_size",
     "Selective": "kinds",
     "Shapes": "kinds",
     "StagePlan": "plan",
@@ -34,6 +35,7 @@ _HOME = {
     "plan_recompute": "recompute",
     "preset": "presets",
     "profile_layers": "profile",
+    "recompute_by_size": "by_size",
 }
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "PipelineOrder",
     "PipelinePlan",
     "ProfileBatch",
+    "RecomputeBySize",
     "Selective",
     "Shapes",
     "StagePlan",
@@ -58,12 +61,14 @@ __all__ = [
     "plan_recompute",
     "preset",
     "profile_layers",
+    "recompute_by_size",
 ]
 
 if TYPE_CHECKING:
     from omniload.pipeline.analytic import cost_table
     from omniload.pipeline.baselines import compare
     from omniload.pipeline.budget import fit_budget
+    from omniload.pipeline.by_size import RecomputeBySize, recompute_by_size
     from omniload.pipeline.hf_config import from_hf_config
     from omniload.pipeline.kinds import LayerKind, Linear, ParamBytes, Selective, Shapes
     from omniload.pipeline.models import Encoder, Machine, ModelDescription
