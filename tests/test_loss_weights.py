@@ -4,7 +4,6 @@ The reference runs each sample alone in float64 and averages by the definition.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -22,51 +21,29 @@ from omniload.types import IGNORE_INDEX, Budget
 from omniload.world import World
 from tests import loss_steps
 from tests.loader_data import write_data
-from tests.packing_samples import make_filler
-from tests.test_loss_equality import (
-    GROUPS,
+from tests.loss_steps import (
+    COUNTS,
     SAMPLES,
+    TOTALS,
+    Case,
     assert_equal,
     forward_alone,
     gradients,
     make_model,
+    micro_batch,
+    one_thread,
 )
+from tests.packing_samples import make_filler
+
+__all__ = ["one_thread"]  # a fixture
 
 KINDS = ["token", "sample", "sqrt"]
-COUNTS = [sample.num_loss_tokens for sample in SAMPLES]
-TOTALS = LossTotals.of(COUNTS)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One way to train: the mean, how the step is cut, what the engine does, the padding."""
-
-    kind: str
-    world: int
-    accumulation: int
-    ranks: str = "mean"
-    divides: bool = False
-    pad_to: int | None = None
-
-    def __str__(self):
-        divides = "-divides" if self.divides else ""
-        padded = "-padded" if self.pad_to else ""
-        return f"{self.kind}-{self.world}x{self.accumulation}-{self.ranks}{divides}{padded}"
-
-
-ONE_RANK = [Case(kind=kind, world=1, accumulation=a) for kind in KINDS for a in (1, 2, 4)]
+MEANS = KINDS[1:]  # weights of tokens are the loss scale: a test of its own
+ONE_RANK = [Case(kind=kind, world=1, accumulation=a) for kind in MEANS for a in (1, 2, 4)]
 ONE_RANK += [Case(kind=kind, world=1, accumulation=4, divides=True, pad_to=16) for kind in KINDS]
-TWO_RANKS = [Case(kind=kind, world=2, accumulation=a) for kind in KINDS for a in (1, 2)]
+TWO_RANKS = [Case(kind=kind, world=2, accumulation=a) for kind in MEANS for a in (1, 2)]
 TWO_RANKS += [
-    Case(kind=kind, world=2, accumulation=2, ranks="sum", divides=True, pad_to=16) for kind in KINDS
+    Case(kind=kind, world=2, accumulation=2, ranks="sum", divides=True, pad_to=16) for kind in MEANS
 ]
 TWO_RANKS += [Case(kind=kind, world=2, accumulation=2, divides=True) for kind in KINDS]
 
@@ -87,22 +64,6 @@ def reference(kind):
     return loss.item(), gradients(model)
 
 
-def micro_batch(case, rank, micro_step):
-    rows = GROUPS[case.world * case.accumulation][micro_step * case.world + rank]
-    return pack(
-        [SAMPLES[row] for row in rows] or [make_filler()],
-        micro_step=micro_step,
-        is_last_micro_step=micro_step == case.accumulation - 1,
-        num_loss_tokens_step=TOTALS.num_tokens,
-        num_loss_samples_step=TOTALS.num_samples,
-        sqrt_loss_tokens_step=TOTALS.sqrt_tokens,
-        is_filler=not rows,
-        dp_world_size=case.world,
-        accumulation=case.accumulation,
-        pad_to=case.pad_to,
-    )
-
-
 def weighted_loss(model, batch, case):
     inputs = batch.model_inputs(dtype=torch.float64)
     del inputs["labels"]
@@ -118,10 +79,10 @@ def weighted_loss(model, batch, case):
 
 
 def run_step(case, rank):
-    total, model = loss_steps.run_step(
-        case, rank, plain=make_model("sum"), micro_batch=micro_batch, loss_of=weighted_loss
+    plain = make_model("sum")
+    return loss_steps.run_step(
+        case, rank, plain=plain, micro_batch=micro_batch, loss_of=weighted_loss
     )
-    return total, gradients(model)
 
 
 @pytest.fixture(scope="module")
