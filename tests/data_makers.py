@@ -97,3 +97,8 @@ def write_parquet(path, rows, row_group_size=4):
     path = Path(path)
     pa.parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=row_group_size)
     return path
+
+
+def texts(sample):
+    """Role and text of each turn of a sample that was read."""
+    return [(message.role, message.content) for message in sample.messages]

@@ -5,9 +5,37 @@ import struct
 import zlib
 
 import numpy as np
+import pytest
 from PIL import Image
 
-__all__ = ["encode", "exif", "noise", "photo", "png", "rgb_of"]
+from omniload.images import missing_codecs
+
+__all__ = [
+    "HEIGHT",
+    "KINDS",
+    "WIDTH",
+    "encode",
+    "exif",
+    "noise",
+    "photo",
+    "png",
+    "readable",
+    "rgb_of",
+]
+
+WIDTH, HEIGHT = 60, 40
+KINDS = {
+    "jpeg": ("JPEG", {}),
+    "png": ("PNG", {}),
+    "gif": ("GIF", {}),
+    "webp": ("WEBP", {}),
+    "bmp": ("BMP", {}),
+    "tiff": ("TIFF", {}),
+    "avif": ("AVIF", {}),
+    "jpeg2000": ("JPEG2000", {}),
+    "ppm": ("PPM", {}),
+    "ico": ("ICO", {"sizes": [(WIDTH, HEIGHT)]}),
+}
 
 
 def noise(width, height, channels=3, dtype=np.uint8, seed=0):
@@ -66,3 +94,9 @@ def png(pixels, *, colour_type, chunks=(), depth=None):
 def rgb_of(grey):
     """Greyscale (h, w) as RGB (h, w, 3)."""
     return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def readable(kind):
+    """Skip the test where PIL can't read a kind of image."""
+    if kind in missing_codecs():
+        pytest.skip(missing_codecs()[kind])

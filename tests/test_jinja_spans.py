@@ -4,7 +4,8 @@ import pytest
 
 from omniload.errors import SampleError
 from omniload.transforms.text import load_template
-from tests.test_templates import CHATML, TALK, encoder_of, jinja_file, labelled, read, turn
+from tests.talks import labelled, read, turn
+from tests.test_templates import CHATML, TALK, encoder_of, jinja_file
 
 DOUBLE = (
     "{% set n = namespace(s='x') %}{% for i in range(99) %}{% set n.s = n.s OP n.s %}{% endfor %}"

@@ -4,7 +4,6 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from omniload.errors import ConfigError, OmniloadError, SampleError
 from omniload.transforms.text import (
@@ -14,7 +13,7 @@ from omniload.transforms.text import (
     load_template,
     load_tokenizer,
 )
-from omniload.types import Message
+from tests.talks import labelled, read, turn
 
 # chatml as Hugging Face models carry it
 CHATML = """{%- for message in messages %}
@@ -30,22 +29,6 @@ PLAIN = (
     "{% for m in messages %}{{ m.role | upper }}: {{ m.content | trim }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}ASSISTANT: {% endif %}"
 )
-
-
-def turn(role, content, weight=None):
-    return Message(role=role, content=content, weight=weight)
-
-
-def read(encoder, ids):
-    tokenizer = Tokenizer.from_str(encoder.tokenizer_json())
-    out = bytearray()
-    for token in ids:
-        out += bytes([token]) if token < 256 else tokenizer.id_to_token(int(token)).encode()
-    return out.decode()
-
-
-def labelled(encoder, encoded):
-    return read(encoder, encoded.labels[encoded.labels >= 0])
 
 
 def jinja_file(folder, source):
