@@ -134,14 +134,25 @@ class TinyVLM(nn.Module):
 
     @classmethod
     def for_shards(cls, settings: Mapping[str, Any], loss: str = "sum") -> TinyVLM:
-        """Make a model for shards, from `loader.manifest.settings`; tiles of 8 x 8 patches."""
-        encoder, tile_size = settings["encoder"], settings["tiling"]["size"]
+        """Make a model for shards, from `loader.manifest.settings`; tiles of 8 x 8 patches or more.
+
+        It takes tiles as `--tiling internvl` and `square` cut them, of as many tokens each.
+        """
+        encoder, tiling = settings["encoder"], settings["tiling"]
+        if tiling["policy"] not in ("internvl", "square"):
+            raise ValueError(
+                f"the tiny model takes tiles of --tiling internvl or square, got "
+                f"{tiling['policy']}: train the model that this tiling is for."
+            )
+        tile_size, tokens = tiling["size"], encoder["tokens_per_tile"]
+        # patches in a row: those of a token are averaged
+        fits = (n for n in range(8, tile_size + 1) if not tile_size % n and not n * n % tokens)
         return cls(
             vocab_size=encoder["vocab_size"],
             image_token_id=encoder["image_token_id"],
-            tokens_per_tile=encoder["tokens_per_tile"],
+            tokens_per_tile=tokens,
             tile_size=tile_size,
-            patch_size=tile_size // 8,
+            patch_size=tile_size // next(fits, 8),
             loss=loss,
         )
 

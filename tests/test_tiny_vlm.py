@@ -113,3 +113,19 @@ def test_without_labels_it_gives_logits_alone():
     output = make_model()(torch.tensor([[8, 9, 10]]))
     assert output.loss is None
     assert output.logits.shape == (1, 3, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("tile_size", "tokens_per_tile", "patch_size"),
+    [(448, 256, 28), (112, 16, 14), (28, 1, 2), (336, 576, 14), (56, 4, 7)],
+)
+def test_a_model_for_shards_has_patches_for_their_tokens(tile_size, tokens_per_tile, patch_size):
+    settings = {
+        "tiling": {"policy": "internvl", "size": tile_size},
+        "encoder": {"vocab_size": 9, "image_token_id": 7, "tokens_per_tile": tokens_per_tile},
+    }
+    model = TinyVLM.for_shards(settings)
+    assert model.vision.patches.kernel_size == (patch_size, patch_size)
+    settings["tiling"] = {"policy": "qwen", "patch_size": 14}
+    with pytest.raises(ValueError, match="--tiling internvl or square, got qwen"):
+        TinyVLM.for_shards(settings)
