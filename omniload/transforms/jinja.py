@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +17,14 @@ from omniload.transforms.jinja_sandbox import (
     ChatEnvironment,
     rendered,
 )
-from omniload.transforms.pieces import IMAGE_MARK, ImageStrings, Piece, TurnLoss, split_text
+from omniload.transforms.pieces import (
+    IMAGE_MARK,
+    ImageStrings,
+    Piece,
+    TurnLoss,
+    split_text,
+    template_fingerprint,
+)
 from omniload.types import Message
 
 __all__ = ["JinjaTemplate"]
@@ -75,8 +80,7 @@ class JinjaTemplate:
     @property
     def fingerprint(self) -> str:
         """32 hex digits of everything that decides its output."""
-        text = json.dumps({**asdict(self), "image": self.image.settings()}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return template_fingerprint(self)
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
@@ -91,15 +95,7 @@ class JinjaTemplate:
         losses: Sequence[TurnLoss],
         controls: re.Pattern[str],
     ) -> list[Piece]:
-        """Render a conversation.
-
-        Args:
-            messages: the conversation, at least one message.
-            losses: what gives loss, one a message.
-            controls: matches every control token of the tokenizer.
-
-        Returns:
-            Its pieces, in order.
+        """Render a conversation; see `ChatTemplate.pieces`.
 
         Raises:
             SampleError: the template fails or refuses the conversation, does what the sandbox

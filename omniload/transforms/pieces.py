@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from omniload.types import Message
 
-__all__ = ["IMAGE_MARK", "ROLES", "ChatTemplate", "ImageStrings", "Piece", "TurnLoss", "split_text"]
+__all__ = [
+    "IMAGE_MARK",
+    "ROLES",
+    "ChatTemplate",
+    "ImageStrings",
+    "Piece",
+    "TurnLoss",
+    "split_text",
+    "template_fingerprint",
+]
 
 #: What stands for an image in the text of a message.
 IMAGE_MARK = "<image>"
@@ -106,7 +117,19 @@ class ChatTemplate(Protocol):
             messages: the conversation, at least one message.
             losses: what gives loss, one a message.
             controls: matches every control token of the tokenizer.
+
+        Returns:
+            Its pieces, in order.
+
+        Raises:
+            SampleError: a conversation that this template refuses.
         """
+
+
+def template_fingerprint(template: Any) -> str:
+    """Hash all fields of a template, a dataclass, to 32 hex digits."""
+    text = json.dumps({**asdict(template), "image": template.image.settings()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def split_text(

@@ -21,11 +21,10 @@ where the data has them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from omniload.transforms.pieces import (
     Piece,
     TurnLoss,
     split_text,
+    template_fingerprint,
 )
 from omniload.transforms.tokenizer import LoadedTokenizer
 from omniload.types import Message
@@ -111,8 +111,7 @@ class DataTemplate:
     @property
     def fingerprint(self) -> str:
         """32 hex digits of everything that decides its output."""
-        text = json.dumps({**asdict(self), "image": self.image.settings()}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return template_fingerprint(self)
 
     def pieces(
         self,
@@ -120,15 +119,7 @@ class DataTemplate:
         losses: Sequence[TurnLoss],
         controls: re.Pattern[str],
     ) -> list[Piece]:
-        """Render a conversation.
-
-        Args:
-            messages: the conversation, at least one message.
-            losses: what gives loss, one a message.
-            controls: matches every control token of the tokenizer.
-
-        Returns:
-            Its pieces, in order.
+        """Render a conversation; see `ChatTemplate.pieces`.
 
         Raises:
             SampleError: a role that this template doesn't have.
