@@ -34,7 +34,8 @@ from PIL import Image
 
 from omniload import _native
 from omniload.errors import SampleError
-from omniload.images.header import MAX_PIXELS, open_pil, read_header, reason, unsigned
+from omniload.images.formats import open_pil, reason
+from omniload.images.header import MAX_PIXELS, read_header, unsigned
 
 __all__ = ["decode"]
 

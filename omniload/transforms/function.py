@@ -11,8 +11,9 @@ import numpy as np
 from omniload.errors import ConfigError
 from omniload.transforms.agree import check_sample
 from omniload.transforms.base import Transform
+from omniload.transforms.shared import stored_lengths
 from omniload.transforms.tile import TileTransform
-from omniload.types import IGNORE_INDEX, Record, Sample
+from omniload.types import Record, Sample
 
 __all__ = ["FunctionTransform"]
 
@@ -130,16 +131,6 @@ class FunctionTransform:
 def _tile_transform(base: Transform | None) -> TileTransform | None:
     found = base if isinstance(base, TileTransform) else getattr(base, "tile_transform", None)
     return found if isinstance(found, TileTransform) else None
-
-
-def stored_lengths(record: Record) -> tuple[int, int, int]:
-    """Count what is stored: (num_tokens, num_tiles, num_loss_tokens), first label left out.
-
-    Args:
-        record: as stored.
-    """
-    loss = int(np.count_nonzero(record.labels[1:] != IGNORE_INDEX))
-    return len(record.input_ids), int(record.image_num_tiles.sum()), loss
 
 
 def _own_names(batch: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from omniload.errors import ConfigError
 from omniload.images import TilePolicy
-from omniload.types import IGNORE_INDEX, Sample
+from omniload.types import IGNORE_INDEX, Record, Sample
 
 __all__ = [
     "CLIP_MEAN",
@@ -20,6 +20,7 @@ __all__ = [
     "channels",
     "integer",
     "require_policy",
+    "stored_lengths",
     "token_ids",
     "unlabelled",
 ]
@@ -61,6 +62,16 @@ def unlabelled(tokens: list[int], **arrays: Any) -> Sample:
     input_ids = np.array(tokens, dtype=np.int32)
     labels = np.full(len(tokens), IGNORE_INDEX, dtype=np.int32)
     return Sample(sample_id=-1, input_ids=input_ids, labels=labels, **arrays)
+
+
+def stored_lengths(record: Record) -> tuple[int, int, int]:
+    """Count what is stored: (num_tokens, num_tiles, num_loss_tokens), first label left out.
+
+    Args:
+        record: as stored.
+    """
+    loss = int(np.count_nonzero(record.labels[1:] != IGNORE_INDEX))
+    return len(record.input_ids), int(record.image_num_tiles.sum()), loss
 
 
 def integer(name: str, value: Any, least: int) -> int:

@@ -22,8 +22,15 @@ from omniload.images import (
     policy_from_settings,
 )
 from omniload.transforms.planned import check_source_policies, planned_policy
-from omniload.transforms.shared import CutTiles, channels, integer, token_ids, unlabelled
-from omniload.types import IGNORE_INDEX, Record, Sample
+from omniload.transforms.shared import (
+    CutTiles,
+    channels,
+    integer,
+    stored_lengths,
+    token_ids,
+    unlabelled,
+)
+from omniload.types import Record, Sample
 
 __all__ = ["TileTransform"]
 
@@ -304,8 +311,7 @@ class TileTransform:
         Returns:
             (num_tokens, num_tiles, num_loss_tokens), the first label left out of the last.
         """
-        loss = int(np.count_nonzero(record.labels[1:] != IGNORE_INDEX))
-        return len(record.input_ids), int(record.image_num_tiles.sum()), loss
+        return stored_lengths(record)
 
     def model_inputs(self, batch: Any, *, dtype: Any = None, loss: str = "sum") -> dict[str, Any]:
         """Name the tensors of a packed batch as `PackedBatch.model_inputs` does.
