@@ -12,7 +12,7 @@ import numpy.typing as npt
 from omniload.index import LengthIndex
 from omniload.types import Record
 
-__all__ = ["RowSource", "lengths_of", "shard_starts"]
+__all__ = ["RowSource", "lengths_of", "read_tokens", "shard_starts"]
 
 
 @runtime_checkable
@@ -88,6 +88,22 @@ def lengths_of(source: RowSource, row: int) -> tuple[int, int, int]:
         return found
     index = source.index
     return int(index.num_tokens[row]), int(index.num_tiles[row]), int(index.num_loss_tokens[row])
+
+
+def read_tokens(source: RowSource, row: int) -> Record:
+    """Read a row for its tokens and labels; what else it has may be left out.
+
+    Args:
+        source: any; one with a method `read_tokens` reads no image file and no messages, others the
+            whole row.
+        row: a row of it.
+
+    Raises:
+        as `RowSource.read`.
+    """
+    own = getattr(source, "read_tokens", source.read)
+    record: Record = own(row)
+    return record
 
 
 def shard_starts(source: RowSource) -> npt.NDArray[np.int64]:

@@ -23,7 +23,7 @@ from tests.packing_samples import make_sample
 pytest.importorskip("deepspeed")
 from omniload.adapters.deepspeed import BalancedPipelineModule, token_loss
 from omniload.adapters.deepspeed.plans import read_plan
-from omniload.adapters.deepspeed.stages import LabelsOnly
+from omniload.loader.reads import LabelsOnly
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = PipelinePlan(parts=(0, 2, 5), recompute=(0, 1, "mlp", 0, "attention"))
@@ -104,7 +104,7 @@ def test_labels_only_gives_the_tokens_and_counts_of_the_whole_sample(shards, tra
         assert small.tiles.nbytes == 3 * whole.num_tiles
         assert light.lengths(record) == transform.lengths(record)
     assert light.filler(True).num_tiles == transform.filler(True).num_tiles
-    with pytest.raises(ConfigError, match="reads labels and no model inputs"):
+    with pytest.raises(ConfigError, match="reads labels has no model inputs"):
         light.model_inputs(None)
 
 

@@ -50,7 +50,7 @@ ALLOWED = {
     "loader": {"grouping", "mixture", "plan", "shards", "tars", "images", "transforms", "batch",
                "packing", "padding", "loss", "masks", "kernels", "_native"},
     "adapters": {"loader", "grouping", "plan", "shards", "images", "transforms", "batch", "packing",
-                 "masks", "kernels", "pipeline", "_native"},
+                 "loss", "masks", "kernels", "pipeline", "_native"},
 }  # fmt: skip
 ONE_IMPORTER = {
     "deepspeed": "omniload/adapters/deepspeed/",

@@ -79,6 +79,11 @@ class BatchIterator(Iterator[PackedBatch]):
         self._on_batch(batch)
         return batch
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether no batch comes any more: all were handed out, or it was ended before."""
+        return self._run is None
+
     def close(self, because: str) -> None:
         """End the workers (processes that persist stay with their loader).
 

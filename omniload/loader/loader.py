@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -18,6 +18,7 @@ from omniload.loader.course import Course
 from omniload.loader.exclude import Exclude, excluded_rows
 from omniload.loader.iterator import BatchIterator
 from omniload.loader.options import WorkerOptions, check_count
+from omniload.loader.reads import dataset_for
 from omniload.loader.reports import Metrics, Reporter
 from omniload.loader.run import Run
 from omniload.loader.settings import LoaderSettings
@@ -216,10 +217,10 @@ class DataLoader(LoaderView):
         self._compared = False
         self._world_is_given = world is not None
         self._live: weakref.ref[BatchIterator] | None = None
-        dataset = PackDataset(
+        self._dataset = PackDataset(
             self._source, self._transform, settings=self._settings, skip_bad_samples=bad.skips
         )
-        self._workers = Workers(dataset, options)
+        self._workers = Workers(self._dataset, options)
         self._tally = Tally(
             self._settings,
             self._source,
@@ -229,7 +230,7 @@ class DataLoader(LoaderView):
         )
         self._reporter = Reporter(metrics, world=self.world, stats=self._tally.stats)
 
-    def __iter__(self) -> Iterator[PackedBatch]:
+    def __iter__(self) -> BatchIterator:
         self._retire("this iterator was replaced by a newer one of the same loader.")
         walk = self._course.begin()
         self._bad.start_epoch()
@@ -269,6 +270,28 @@ class DataLoader(LoaderView):
         self._compared = False  # whether this rank moves or not: others may
         if self._course.go_to_epoch(int(epoch)):
             self._retire(f"this iterator was ended by set_epoch({epoch}).")
+
+    def set_reads(self, reads: str) -> None:
+        """Say what this rank needs of its batches: for the stages of a pipeline.
+
+        Ranks that share a `dp_rank` get the same batches, but few need all of them. Plan, place and
+        state stay as they are whatever is read. A live iterator is closed.
+        `omniload.adapters.deepspeed.pipeline_batches` calls this.
+
+        Args:
+            reads: "all". "labels": no image is decoded, and shards give no byte of one, but whole
+                files are fetched from a URL; the tiles of a batch have one black pixel, and
+                `transform.model_inputs` is of no use. "nothing": no worker starts and no row is
+                read; batches have no token. With on_bad_sample="skip" "labels" reads all, in order
+                to skip what other ranks skip; with a transform of one's own too, unless it has a
+                method `labels_only(record, rng) -> Sample`.
+
+        Raises:
+            ConfigError: another word.
+        """
+        dataset = dataset_for(reads, self._dataset)
+        self._retire(f"this iterator was ended by set_reads({reads!r}).")
+        self._workers.use(dataset)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state: plain JSON, below 1 kB, the same on all ranks; see `LoaderState`.

@@ -19,6 +19,7 @@ from omniload.loader.tally import Tally
 from omniload.plan import StepPlan
 from omniload.shards import Manifest
 from omniload.source import RowSource
+from omniload.transforms import Transform
 from omniload.world import World
 
 __all__ = ["LoaderView"]
@@ -29,6 +30,7 @@ class LoaderView:
 
     _settings: LoaderSettings
     _source: RowSource
+    _transform: Transform
     _course: Course
     _tally: Tally
     _apart: tuple[StepPlan, StepPlan, StepPlan] | None = None
@@ -57,6 +59,16 @@ class LoaderView:
     def index(self) -> LengthIndex:
         """Lengths of all rows of this epoch."""
         return self._course.source.index
+
+    @property
+    def transform(self) -> Transform:
+        """From stored record to sample: the one given, or the one that the data was made for."""
+        return self._transform
+
+    @property
+    def tail(self) -> str:
+        """Whether ranks get fillers at the end of an epoch, "filler" or "empty"."""
+        return self._settings.tail
 
     @property
     def manifest(self) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,7 +17,7 @@ from omniload.loader.settings import LoaderSettings
 from omniload.loader.tasks import Task
 from omniload.packing import Reserved, pack, reserve
 from omniload.rng import sample_generator
-from omniload.source import RowSource, lengths_of
+from omniload.source import RowSource, lengths_of, read_tokens
 from omniload.transforms import Transform, in_place
 from omniload.types import Record, Sample, SkippedSample
 
@@ -51,7 +52,29 @@ class PackDataset(Dataset[PackedBatch]):
         self._settings = settings
         self._padding = settings.padding_with_token(source, transform)
         self._skips = skip_bad_samples
+        self._reads_images = True
         self._of_epoch: tuple[int, RowSource] | None = None
+
+    @property
+    def transform(self) -> Transform:
+        """From record to sample."""
+        return self._transform
+
+    @property
+    def skips_bad_samples(self) -> bool:
+        """Whether a blank sample has the place of one that can't be used."""
+        return self._skips
+
+    def without_images(self, transform: Transform) -> PackDataset:
+        """Make one that reads no image file, where the source can do without.
+
+        Args:
+            transform: another, that needs none.
+        """
+        other = copy.copy(self)
+        other._transform, other._in_place = transform, in_place(transform)
+        other._reads_images = False
+        return other
 
     def __getitem__(self, task: Task) -> PackedBatch:
         return self.make(task)
@@ -116,7 +139,7 @@ class PackDataset(Dataset[PackedBatch]):
         for row in task.rows.tolist():
             notes.at(Phase.READ, row)
             try:
-                records.append(_read(source, row))
+                records.append(_read(source, row, images=self._reads_images))
             except (SampleError, ShardError) as error:
                 # a shard that can't be read at all is no matter of single samples
                 if not self._skips or not _is_about_row(error, source, row):
@@ -189,9 +212,9 @@ class PackDataset(Dataset[PackedBatch]):
         return found[1]
 
 
-def _read(source: RowSource, row: int) -> Record:
+def _read(source: RowSource, row: int, *, images: bool) -> Record:
     try:
-        return source.read(row)
+        return source.read(row) if images else read_tokens(source, row)
     except (OmniloadError, MemoryError):
         raise
     except Exception as error:

@@ -23,6 +23,7 @@ from omniload.loader.processes import (
     share_temporary_folder,
     start_worker,
 )
+from omniload.loader.reads import empty_batches
 from omniload.loader.run import InProcess, Run
 from omniload.loader.tasks import Task, Walk
 from omniload.loader.threads import ThreadRun
@@ -56,7 +57,7 @@ class Workers:
     """
 
     def __init__(self, dataset: PackDataset, options: WorkerOptions) -> None:
-        self._dataset = dataset
+        self._dataset: PackDataset | None = dataset
         self._options = options
         self._sampler = TaskSampler()
         self._generator = torch.Generator()
@@ -65,6 +66,15 @@ class Workers:
         self.notes = WorkerNotes(max(options.num_workers, 1))
         has_workers = options.num_workers > 0
         self._post_mortem = PostMortem(self.notes, dataset.rows) if has_workers else None
+
+    def use(self, dataset: PackDataset | None) -> None:
+        """Let another dataset make the batches from the next start on.
+
+        Args:
+            dataset: of the same rows; None: batches are empty, and nobody works.
+        """
+        self._dataset = dataset
+        self.forget()
 
     def start(self, walk: Walk, *, seed: int) -> Run:
         """Start to work on the tasks of a walk.
@@ -76,6 +86,8 @@ class Workers:
         Raises:
             WorkerError: a new worker process ended at once.
         """
+        if self._dataset is None:
+            return InProcess(empty_batches(walk))
         if self._options.uses_threads:
             self.notes.clear()
             return ThreadRun(
@@ -124,6 +136,7 @@ class Workers:
 
     def _torch_loader(self) -> DataLoader[PackedBatch]:
         if self._loader is None:
+            assert self._dataset is not None  # start() says so
             dataset = NotedDataset(self._dataset, self.notes)
             if self._post_mortem is None:
                 dataset.start(0, with_memory=False)

@@ -17,7 +17,7 @@ from omniload.index import LengthIndex
 from omniload.mixture.agree import source_name
 from omniload.mixture.part import RowPart, choose_rows
 from omniload.rng import derive
-from omniload.source import RowSource, shard_starts
+from omniload.source import RowSource, read_tokens, shard_starts
 from omniload.types import Record
 
 __all__ = ["MixtureRows", "OpenSet"]
@@ -194,15 +194,17 @@ class MixtureRows:
             ShardError: as of the set.
             SampleError: as of the set.
         """
+        one, inner = self._set_of(row)
+        return _as_of(one, one.source.read(inner), row)
+
+    def read_tokens(self, row: int) -> Record:
+        """Read one row as `read` does, without image files where the set can."""
+        one, inner = self._set_of(row)
+        return _as_of(one, read_tokens(one.source, inner), row)
+
+    def _set_of(self, row: int) -> tuple[OpenSet, int]:
         number, inner = self.origin(row)
-        one = self._sets[number]
-        record = one.source.read(inner)
-        return replace(
-            record,
-            row=int(row),
-            source=source_name(one.name, one.source, record.source),
-            shard=f"{one.name}/{record.shard}",
-        )
+        return self._sets[number], inner
 
     def lengths_of(self, row: int) -> tuple[int, int, int]:
         """Say how long a row is: (num_tokens, num_tiles, num_loss_tokens); makes no index."""
@@ -238,6 +240,16 @@ class MixtureRows:
         if len(pieces) == 1:
             return np.asarray(pieces[0])
         return np.concatenate([np.zeros(0, np.int32), *pieces])
+
+
+def _as_of(one: OpenSet, record: Record, row: int) -> Record:
+    """Name a record of a set as the mixture does."""
+    return replace(
+        record,
+        row=int(row),
+        source=source_name(one.name, one.source, record.source),
+        shard=f"{one.name}/{record.shard}",
+    )
 
 
 def set_seed(seed: int, number: int) -> int:

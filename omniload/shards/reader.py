@@ -136,14 +136,25 @@ class ShardSet:
 
         Cost: about 20 us, in any order; plus page faults.
         """
+        return self._read(row, tokens_only=False)
+
+    def read_tokens(self, row: int) -> Record:
+        """Read one row without its image files and messages, as `read` does otherwise.
+
+        Cost: about 10 us; no page of an image is touched.
+        """
+        return self._read(row, tokens_only=True)
+
+    def _read(self, row: int, *, tokens_only: bool) -> Record:
         shard, local = self.locate(row)
-        record = self._open(shard).record(local, row=int(row))
-        fault = self._fault(record)
+        record = self._open(shard).record(local, row=int(row), tokens_only=tokens_only)
+        num_images = len(record.image_num_tiles if tokens_only else record.images)
+        fault = self._fault(record, num_images)
         if fault:
             raise damaged(f"{self.location}/{record.shard}", f"row {row} {fault}")
         return record
 
-    def _fault(self, record: Record) -> str:
+    def _fault(self, record: Record, images: int) -> str:
         """Say how a record differs from the index, or from itself."""
         planned = (int(self.index.num_tokens[record.row]), int(self.index.num_tiles[record.row]))
         # few numbers: NumPy's own sum takes six times as long
@@ -152,7 +163,6 @@ class ShardSet:
             return f"must have (tokens, tiles) {planned} as in the index, got {found}"
         if len(record.labels) != found[0]:
             return f"must have a label for each of {found[0]} tokens, got {len(record.labels)}"
-        images = len(record.images)
         facts = (len(record.image_num_tiles), len(record.image_sizes), len(record.image_spans))
         if facts != (images, images, images):
             return f"must have tiles, size and span for each of {images} images, got {facts}"

@@ -121,12 +121,13 @@ class OpenedShard:
             )
         )
 
-    def record(self, local: int, *, row: int) -> Record:
+    def record(self, local: int, *, row: int, tokens_only: bool = False) -> Record:
         """Cut one row out; image files are copied.
 
         Args:
             local: its number in the shard.
             row: its number in the set.
+            tokens_only: leave image files and messages out.
 
         Raises:
             ShardError: what is around it is damaged.
@@ -142,13 +143,15 @@ class OpenedShard:
                 key=batch.text(_KEY, place),
                 source=batch.text(_SOURCE, place),
                 shard=self._info.name,
-                images=batch.images(self._images, place),
+                images=() if tokens_only else batch.images(self._images, place),
                 image_sizes=batch.ints(_IMAGE_SIZES, place).reshape(-1, 2),
                 image_num_tiles=batch.ints(_IMAGE_NUM_TILES, place),
                 image_spans=batch.ints(_IMAGE_SPANS, place).reshape(-1, 2),
                 input_ids=batch.ints(_INPUT_IDS, place),
                 labels=batch.ints(_LABELS, place),
-                messages=batch.messages(place) if self._has_messages else None,
+                messages=(
+                    batch.messages(place) if self._has_messages and not tokens_only else None
+                ),
             )
         except OUTSIDE as error:
             raise damaged(self._path, f"row {row}: {error}") from None

@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 import torch
 
 from omniload.adapters.deepspeed.engine import prepare_engine, stop_timer
-from omniload.adapters.deepspeed.stages import is_closed, read_nothing, read_tokens_only
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError
 from omniload.loader import DataLoader
+from omniload.loader.iterator import BatchIterator
+from omniload.loss import LOSS_KINDS
 from omniload.transforms import TileTransform
 from omniload.world import World
 
@@ -30,9 +31,10 @@ def pipeline_batches(
 ) -> PipelineBatches:
     """Feed a pipeline engine from a loader; call it on all ranks.
 
-    The loader becomes that of this rank's stage: on the first it works as always, on the last it
-    reads tokens and decodes no image, on those between it walks its plan and reads nothing. Its
-    state is the same on all ranks after each step, so save `loader.state_dict()` as ever.
+    The loader becomes that of this rank's stage (`DataLoader.set_reads`): on the first it works as
+    always, on the last it reads labels and no image, on those between it walks its plan and reads
+    nothing. Training goes on where the loader stands, also inside an epoch. The loader's state is
+    the same on all ranks after each step, so save `loader.state_dict()` as ever.
 
         batches = pipeline_batches(loader, engine)
         while loader.epoch < num_epochs:
@@ -40,7 +42,8 @@ def pipeline_batches(
                 loss = engine.train_batch(batches)
 
     `engine.train_batch(batches)` may also be called without `steps()`: the batches then go on with
-    the next epoch by themselves.
+    the next epoch by themselves. To evaluate, make batches of another loader:
+    `engine.eval_batch(others, num_micro_batches=accumulation of that loader)` in `others.steps()`.
 
     Args:
         loader: made with `world=module.world` and with the accumulation of the engine.
@@ -56,15 +59,16 @@ def pipeline_batches(
             `PackedBatch.loss_weights`.
 
     Raises:
-        ConfigError: another engine; a loader of another world, or with tail="empty".
+        ConfigError: another engine; a loader of another world, or with tail="empty"; another
+            `loss`.
     """
     prepare_engine(engine)
     _check_loader(loader, engine)
-    if not engine.is_first_stage():
-        if engine.is_last_stage():
-            read_tokens_only(loader)
-        else:
-            read_nothing(loader)
+    if loss not in LOSS_KINDS:  # not on the last stage alone: the others would wait for it
+        known = ", ".join(map(repr, LOSS_KINDS))
+        raise ConfigError(f"loss must be one of {known}, got {loss!r}.")
+    is_last = engine.is_last_stage()
+    loader.set_reads("all" if engine.is_first_stage() else "labels" if is_last else "nothing")
     batches = PipelineBatches(
         loader,
         engine,
@@ -95,7 +99,7 @@ class PipelineBatches(Iterator[tuple[Tensors | None, Tensors | None]]):
     ) -> None:
         self._loader, self._engine = loader, engine
         self._inputs, self._labels = inputs, labels
-        self._batches: Iterator[PackedBatch] | None = None
+        self._batches: BatchIterator | None = None
         self._reads = engine.is_first_stage() or engine.is_last_stage()
 
     @property
@@ -157,7 +161,10 @@ class PipelineBatches(Iterator[tuple[Tensors | None, Tensors | None]]):
                 self._next()
 
     def _open(self) -> None:
-        if self._batches is None or is_closed(self._batches):
+        if self._batches is None or self._batches.is_closed:
+            state = self._loader.state_dict()
+            if state["step"]:  # iter() would begin the epoch again
+                self._loader.load_state_dict(state)
             self._batches = iter(self._loader)
         if micro_step := self._loader.state_dict()["micro_step"]:
             raise ConfigError(
@@ -178,7 +185,7 @@ class _PixelInputs:
     """The inputs of a model that begins with a vision encoder on tiles."""
 
     def __init__(self, loader: DataLoader, *, dtype: torch.dtype) -> None:
-        self._transform = loader._transform
+        self._transform = loader.transform
         self._dtype = dtype
 
     def __call__(self, batch: PackedBatch) -> Tensors:
@@ -230,7 +237,7 @@ def _check_loader(loader: DataLoader, engine: Any) -> None:
                 f"{name}={getattr(wanted, name)} on rank {wanted.rank}, got "
                 f"{getattr(loader.world, name)}. Make it with DataLoader(world=module.world)."
             )
-    if loader._settings.tail == "empty":
+    if loader.tail == "empty":
         raise ConfigError(
             "a pipeline needs as many micro-batches on every rank: make the loader with "
             "tail='filler', got tail='empty'."
@@ -250,6 +257,13 @@ def _follow(engine: Any) -> None:
 
     def exec_schedule(steps: Any) -> None:
         batches = fed[0]
+        if isinstance(batches, (DataLoader, BatchIterator)):
+            stop_timer(engine)
+            raise ConfigError(
+                "an engine with a pipeline takes inputs and labels, and no batches of a loader: "
+                "call it with what pipeline_batches(loader, engine) returned, got "
+                f"{type(batches).__name__}."
+            )
         if not isinstance(batches, PipelineBatches):
             run(steps)
             return

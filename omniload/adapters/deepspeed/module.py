@@ -62,7 +62,8 @@ class BalancedPipelineModule(PipelineModule):  # type: ignore[misc]
 
     Raises:
         ConfigError: a plan for other layers or another number of stages; a selective choice that a
-            layer can't do; a tied layer with parameters that DeepSpeed would not keep equal.
+            layer can't do; a tied layer with parameters that DeepSpeed would not keep equal; no
+            stage with a parameter that is trained.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class BalancedPipelineModule(PipelineModule):  # type: ignore[misc]
         #: whether no stage before this one trains anything; `prepare_engine` finds out
         self.inputs_are_frozen = False
         self.anchor: nn.Parameter | None = None
+        _check_trained(self.is_trained, self.world_size)
         if not self.is_trained:
             device = next(self.parameters(), torch.empty(0)).device
             # one element, and not none: DeepSpeed can't broadcast a scalar on a CPU
@@ -219,6 +221,17 @@ def _check_plan(
         raise ConfigError(
             f"the number of processes must be a multiple of the {plan.num_stages} stages of the "
             f"plan, got {size}."
+        )
+
+
+def _check_trained(is_trained: bool, num_ranks: int) -> None:
+    """Check that some stage trains something; a collective."""
+    found: list[Any] = [None] * num_ranks
+    torch.distributed.all_gather_object(found, is_trained)
+    if not any(found):
+        raise ConfigError(
+            "a layer of some stage must have a parameter to train, but requires_grad is False for "
+            "all of them. Freeze fewer layers."
         )
 
 

@@ -1,34 +1,76 @@
-"""What each stage of a pipeline reads: all, tokens without images, or nothing.
+"""What a rank reads: all, labels without images, or nothing.
 
-The loader keeps its plan, place and state in all three: the stages stay in step by themselves.
+The loader keeps its plan, place and state in all three, so the stages of a pipeline stay in step by
+themselves.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError
-from omniload.loader import DataLoader
-from omniload.loader.run import InProcess, Run
 from omniload.loader.tasks import Walk
-from omniload.loader.workers import Workers
+from omniload.loader.worker import PackDataset
 from omniload.packing import pack
 from omniload.transforms import TileTransform, Transform
 from omniload.types import Record, Sample
 
-__all__ = ["LabelsOnly", "is_closed", "read_nothing", "read_tokens_only"]
+__all__ = ["LabelsOnly", "dataset_for", "empty_batches"]
 
 _log = logging.getLogger(__name__)
 
+_READS = ("all", "labels", "nothing")
 #: Tiles have to be as many as the index says; of this size they weigh nothing.
 _TINY = (3, 1, 1)
+
+
+def dataset_for(reads: str, dataset: PackDataset) -> PackDataset | None:
+    """Choose what makes the batches of a rank; None: nothing does.
+
+    Args:
+        reads: "all", "labels" or "nothing".
+        dataset: reads all.
+
+    Raises:
+        ConfigError: another word.
+    """
+    if reads not in _READS:
+        raise ConfigError(
+            f"reads must be one of {', '.join(map(repr, _READS))}, got {reads!r}. In a pipeline "
+            "the first stage reads 'all', the last 'labels', those between 'nothing'."
+        )
+    if reads == "nothing":
+        return None
+    # where bad samples are skipped, each rank has to see for itself which ones are bad
+    if reads == "all" or dataset.skips_bad_samples:
+        return dataset
+    if not LabelsOnly.fits(dataset.transform):
+        _log.warning(
+            "this rank reads and decodes images for their labels alone, because only %s knows its "
+            "tokens; give it a method labels_only(record, rng) -> Sample",
+            type(dataset.transform).__name__,
+        )
+        return dataset
+    return dataset.without_images(LabelsOnly(dataset.transform))
+
+
+def empty_batches(walk: Walk) -> Iterator[PackedBatch]:
+    """Give a batch without a token for each task of a walk."""
+    for task in walk:
+        yield pack(
+            [],
+            step=task.step,
+            micro_step=task.micro_step,
+            is_last_micro_step=task.is_last_micro_step,
+            num_loss_tokens_step=task.loss_totals.num_tokens,
+            dp_world_size=walk.plan.dp_world_size,
+            accumulation=walk.plan.accumulation,
+        )
 
 
 class LabelsOnly:
@@ -36,7 +78,8 @@ class LabelsOnly:
 
     Args:
         inner: a `TileTransform`, or a transform with a method `labels_only(record, rng) -> Sample`
-            that makes the sample without its pixels, its tiles of any size.
+            that makes the sample without its pixels, its tiles of any size; the record comes
+            without image files and messages where the data can be read so.
     """
 
     def __init__(self, inner: Transform) -> None:
@@ -84,63 +127,9 @@ class LabelsOnly:
 
     def model_inputs(self, batch: Any) -> dict[str, Any]:
         """Refuse: the pixels are not there."""
-        raise ConfigError("the last stage of a pipeline reads labels and no model inputs.")
+        raise ConfigError("a rank that reads labels has no model inputs.")
 
 
 def _without_pixels(sample: Sample) -> Sample:
     fields = {name: getattr(sample, name) for name in Sample.__dataclass_fields__}
     return Sample(**{**fields, "tiles": np.zeros((sample.num_tiles, *_TINY), np.uint8)})
-
-
-class _NoWorkers(Workers):
-    """Stands where a loader's workers are, and gives batches without a token."""
-
-    def start(self, walk: Walk, *, seed: int) -> Run:
-        """Give an empty batch for each task of a walk."""
-        return InProcess(_empty_batches(walk))
-
-
-def _empty_batches(walk: Walk) -> Iterator[PackedBatch]:
-    for task in walk:
-        yield pack(
-            [],
-            step=task.step,
-            micro_step=task.micro_step,
-            is_last_micro_step=task.is_last_micro_step,
-            num_loss_tokens_step=task.loss_totals.num_tokens,
-            dp_world_size=walk.plan.dp_world_size,
-            accumulation=walk.plan.accumulation,
-        )
-
-
-def is_closed(batches: Iterator[PackedBatch]) -> bool:
-    """Say if the loader has ended this iterator: at the end of its epoch, or for a loaded state."""
-    return getattr(batches, "_run", batches) is None
-
-
-def read_nothing(loader: DataLoader) -> None:
-    """Make a loader walk its plan without reading: no worker starts, no file is opened."""
-    workers = loader._workers
-    options = replace(workers._options, num_workers=0)
-    vars(loader)["_workers"] = _NoWorkers(workers._dataset, options)
-
-
-def read_tokens_only(loader: DataLoader) -> None:
-    """Make a loader leave images undecoded, where its transform allows that."""
-    workers = loader._workers
-    if isinstance(workers, _NoWorkers):
-        raise ConfigError("this loader was used on another stage; make one for this engine.")
-    dataset = copy.copy(workers._dataset)
-    transform = dataset._transform
-    # where bad samples are skipped, this stage has to see as the first does which ones are bad
-    if isinstance(transform, LabelsOnly) or dataset._skips:
-        return
-    if not LabelsOnly.fits(transform):
-        _log.warning(
-            "the last stage decodes images for nothing, because only %s knows its tokens; give it "
-            "a method labels_only(record, rng) -> Sample",
-            type(transform).__name__,
-        )
-        return
-    vars(dataset).update(_transform=LabelsOnly(transform), _in_place=None)
-    vars(loader)["_workers"] = Workers(dataset, workers._options)
