@@ -311,6 +311,10 @@ def test_a_share_counts_at_least_one_sample_of_a_rank(damaged):
         ({"exclude": [1.5]}, r"rows \(integers\) or keys \(strings\), not both"),
         ({"exclude": [24]}, "exclude must hold rows from 0 to 23, got 24"),
         ({"exclude": [-1]}, "exclude must hold rows from 0 to 23, got -1"),
+        ({"exclude": [10**30]}, "exclude must hold rows from 0 to 23, got 1000"),
+        ({"exclude": b"\1"}, "exclude must be the path of a quarantine file.* got bytes"),
+        ({"exclude": "a\0b"}, "exclude must be a file .* embedded null byte"),
+        ({"quarantine": "a\0b"}, "can't be written: embedded null byte"),
         ({"exclude": ["key-1", "nobody"]}, r"1 of 2 are not in .* \['nobody'\]"),
         ({"exclude": "no-such-file.jsonl"}, "a file that quarantine= wrote, but no-such-file"),
         ({"exclude": range(24)}, "at least one row within .* that is not excluded"),
@@ -389,9 +393,12 @@ def test_a_file_of_other_data_or_of_something_else_is_refused(data, damaged, tmp
     with pytest.raises(ConfigError, match=r"lists rows of other data .*key 'key-4'"):
         loader(data, exclude=path)
     line = path.read_text()
-    path.write_text(line + line[:20])  # killed while it wrote
+    path.write_text(line[:20])  # killed while it wrote, and the next run went on
+    list(loader(damaged, quarantine=path))
+    assert path.read_text() == line[:20] + "\n" + line
+    path.write_text(path.read_text() + line[:20])
     assert loader(damaged, exclude=path).dropped.tolist() == [DAMAGED]
-    path.write_text("{}\n" + line)
+    path.write_text("[" * 99_999 + "\n" + line)
     with pytest.raises(ConfigError, match=r"line 1 of .* is not one that quarantine= wrote"):
         loader(damaged, exclude=path)
     path.write_text(line.replace(f'"row": {DAMAGED}', '"row": "x"'))

@@ -164,17 +164,26 @@ class BadSamples:
 
 
 def _append(path: Path, lines: bytes) -> None:
-    """Add whole lines: one write to a file opened for appending, so ranks don't mix them."""
+    """Add whole lines: one write to a file opened for appending, so ranks don't mix them.
+
+    A line that was cut off when a run was killed is ended first.
+    """
+    # a pipe that nobody reads is an error, and not waited for
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = os.open(path, flags, 0o644)
         try:
-            if lines:
-                os.write(descriptor, lines)
+            size = os.fstat(descriptor).st_size
+            if not lines and size and os.pread(descriptor, 1, size - 1) != b"\n":
+                lines = b"\n"
+            while lines:  # on a disk that is full a part may be written, and then an error comes
+                lines = lines[os.write(descriptor, lines) :]
         finally:
             os.close(descriptor)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no path at all
         raise ConfigError(
-            f"the quarantine file {path} can't be written: {error.strerror}."
+            f"the quarantine file {path} can't be written: "
+            f"{getattr(error, 'strerror', None) or error}."
         ) from None
 
 

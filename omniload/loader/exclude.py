@@ -20,6 +20,8 @@ __all__ = ["Exclude", "excluded_rows", "exclusion_name"]
 Int64Array = npt.NDArray[np.int64]
 Exclude = str | os.PathLike[str] | Iterable[int] | Iterable[str] | None
 
+#: How each line of a quarantine file begins.
+_LINE_START = b'{"source": '
 _SHOWN = 5
 
 
@@ -45,17 +47,15 @@ def excluded_rows(exclude: Exclude, source: RowSource) -> Int64Array:
         found = _rows_of_file(Path(exclude), source)
     else:
         found = _rows_of_list(exclude, source)
-    rows: Int64Array = np.unique(np.array(found, np.int64))
-    if len(rows) and source.at_epoch(0) is not source:
+    if found and source.at_epoch(0) is not source:
         raise ConfigError(
             "exclude= needs data whose rows are the same in every epoch, got "
             f"{type(source).__name__}: leave rows out of the sets that it is made of."
         )
-    if len(rows) and not 0 <= rows[0] <= rows[-1] < len(source):
-        raise ConfigError(
-            f"exclude must hold rows from 0 to {len(source) - 1}, got "
-            f"{int(rows[0] if rows[0] < 0 else rows[-1])}."
-        )
+    wrong = next((row for row in found if not 0 <= row < len(source)), None)
+    if wrong is not None:
+        raise ConfigError(f"exclude must hold rows from 0 to {len(source) - 1}, got {wrong}.")
+    rows: Int64Array = np.unique(np.array(found, np.int64))
     return rows
 
 
@@ -69,6 +69,8 @@ def exclusion_name(rows: Int64Array) -> str:
 
 def _rows_of_list(exclude: Iterable[Any], source: RowSource) -> list[int]:
     try:
+        if isinstance(exclude, (bytes, bytearray)):  # whose items would be taken for rows
+            raise TypeError
         given = exclude.tolist() if isinstance(exclude, np.ndarray) else list(exclude)
     except TypeError:
         raise ConfigError(
@@ -105,10 +107,10 @@ def _rows_of_keys(keys: set[str], source: RowSource) -> list[int]:
 def _rows_of_file(path: Path, source: RowSource) -> list[int]:
     try:
         lines = path.read_bytes().split(b"\n")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: no path at all
         raise ConfigError(
             f"exclude must be a file that quarantine= wrote, but {path} can't be read: "
-            f"{error.strerror}. For a list of keys pass a list."
+            f"{getattr(error, 'strerror', None) or error}. For a list of keys pass a list."
         ) from None
     rows = []
     for number, line in enumerate(lines, start=1):
@@ -117,9 +119,9 @@ def _rows_of_file(path: Path, source: RowSource) -> list[int]:
         try:
             fact = json.loads(line)
             row, data = fact["row"], fact["data"]
-        except (ValueError, KeyError, TypeError):
-            if number == len(lines):
-                continue  # the last line of a run that was killed while it wrote
+        except (ValueError, KeyError, TypeError, RecursionError):
+            if line.startswith(_LINE_START) or number == len(lines):
+                continue  # cut off when a run was killed
             raise ConfigError(
                 f"line {number} of {path} is not one that quarantine= wrote: {line[:80]!r}."
             ) from None
