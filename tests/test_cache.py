@@ -1,5 +1,6 @@
 """The folder of a cache, and clients that get files through it."""
 
+import os
 import pickle
 import shutil
 import threading
@@ -34,6 +35,47 @@ def test_a_folder_that_can_not_be_made_is_an_error_of_ours(tmp_path):
         CacheFolder(Cache(folder=tmp_path / "file" / "cache"))
 
 
+@pytest.mark.parametrize("mark", ["", "of mine", '{"format": "omniload-cache", "version": 2}'])
+def test_a_mark_of_something_else_is_no_mark(tmp_path, mark):
+    (tmp_path / "omniload-cache.json").write_text(mark)
+    with pytest.raises(ConfigError, match="must be the mark of a cache that this omniload reads"):
+        CacheFolder(Cache(folder=tmp_path))
+    assert (tmp_path / "omniload-cache.json").read_text() == mark
+
+
+@pytest.mark.parametrize("target", ["mark", "nothing"])
+def test_a_mark_that_is_a_link_is_no_mark(tmp_path, target):
+    CacheFolder(Cache(folder=tmp_path / "cache"))
+    (tmp_path / "cache" / "omniload-cache.json").rename(tmp_path / "mark")
+    (tmp_path / "cache" / "omniload-cache.json").symlink_to(tmp_path / target)
+    with pytest.raises(ConfigError, match="can't be used: Too many levels of symbolic links"):
+        CacheFolder(Cache(folder=tmp_path / "cache"))
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("kind", ["shard", "partial", "order"])
+def test_a_pipe_under_a_name_of_ours_stops_nobody(tmp_path, server, kind):
+    entry = add(server, 1)
+    client = client_of(server, tmp_path / "cache")
+    names = {"order": f"order-{'0' * 16}"}
+    os.mkfifo(tmp_path / "cache" / names.get(kind, f"{entry.name}.{kind}"))
+    if kind == "order":
+        assert first_byte(client, entry) == 1
+    else:
+        with pytest.raises(ShardError, match=rf"can't be used: No.*{entry.name}\.{kind}\)"):
+            first_byte(client, entry)
+
+
+@pytest.mark.parametrize("version", ['"x\\r\\nX: y"', '"\u6f22"', "5", "null", "[" * 30_000])
+def test_where_a_part_came_from_is_not_trusted(tmp_path, server, version):
+    entry = add(server, 1)
+    client = client_of(server, tmp_path / "cache")
+    (tmp_path / "cache" / f"{entry.name}.partial").write_bytes(b"\1" * 100)
+    origin = f'{{"url": "{entry.url}", "version": {version}}}'
+    (tmp_path / "cache" / f"{entry.name}.origin").write_text(origin)
+    assert first_byte(client, entry) == 1
+
+
 def test_files_of_others_that_come_later_are_neither_counted_nor_deleted(tmp_path, server):
     entries = [add(server, i) for i in range(4)]
     client = client_of(server, tmp_path / "cache", max_bytes=2 * SIZE)
@@ -57,6 +99,8 @@ def test_files_of_others_that_come_later_are_neither_counted_nor_deleted(tmp_pat
     ("arguments", "message"),
     [
         ({"folder": 3}, "folder must be a path"),
+        ({"folder": ""}, "folder must be a path, got ''"),
+        ({"folder": "a\0b"}, "folder must be a path"),
         ({"folder": "x", "max_bytes": 0}, "max_bytes must be a number of bytes"),
         ({"folder": "x", "max_bytes": 1.5}, "max_bytes must be a number of bytes"),
     ],

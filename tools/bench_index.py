@@ -127,7 +127,8 @@ def _places(path: Path, side: Path) -> None:
     from omniload.tars.members import Damage
     from omniload.tars.samples import split_name
     from omniload.tars.scan import scan_members
-    from omniload.tars.side_file import TableWriter, TarFacts
+    from omniload.tars.facts import TarFacts
+    from omniload.tars.side_file import TableWriter
 
     table = TableWriter()
     with Archive(path) as archive:

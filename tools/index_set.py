@@ -20,6 +20,7 @@ from omniload.errors import ConfigError
 from omniload.shards import ShardInfo, settings_fingerprint
 from omniload.shards.arrow import index_schema, seal
 from omniload.shards.manifest import partial_name, write_atomic
+from omniload.tars.facts import TarFacts
 from omniload.tars.maker import encoder_to_json
 from omniload.tars.manifest import (
     ENCODER_NAME,
@@ -29,7 +30,7 @@ from omniload.tars.manifest import (
     TarManifest,
     write_tar_manifest,
 )
-from omniload.tars.side_file import SideFile, TarFacts, open_side
+from omniload.tars.side_file import SideFile, open_side
 from omniload.tools.recipe import Recipe, make_encoder
 
 __all__ = ["IndexedTar", "finish_index"]

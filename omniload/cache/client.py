@@ -183,7 +183,8 @@ class _Process:
         except OSError as error:
             raise ShardError(
                 f"the cache folder {self._folder.path} can't be used: {error.strerror} "
-                f"({error.filename}). It must stay where it is, and writable, while it is in use."
+                f"({error.filename or self._folder.path}). It must stay where it is, and writable, "
+                "while it is in use."
             ) from None
         try:
             # the map keeps the mark that the file is in use

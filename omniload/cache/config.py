@@ -37,6 +37,8 @@ class Cache:
         if not isinstance(self.folder, (str, os.PathLike)):
             raise ConfigError(f"Cache.folder must be a path, got {type(self.folder).__name__}.")
         folder = os.path.expanduser(os.fspath(self.folder))  # noqa: PTH111 - leaves ~nobody alone
+        if not folder or "\0" in folder:
+            raise ConfigError(f"Cache.folder must be a path, got {folder!r}.")
         object.__setattr__(self, "folder", str(Path(folder).absolute()))
         most = self.max_bytes
         is_count = isinstance(most, int) and not isinstance(most, bool)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -156,11 +157,7 @@ class _Partial:
     def take_up(self) -> None:
         """Go on with what another process left, if it is known what that is."""
         self.digest = xxhash.xxh3_128()
-        try:
-            origin = json.loads(self.folder.file(self.entry, "origin").read_bytes())
-            self.version = str(origin["version"]) if origin["url"] == self.entry.url else ""
-        except (OSError, ValueError, KeyError, TypeError):
-            self.version = ""
+        self.version = self._read_origin()
         if os.fstat(self.file.fileno()).st_size > self.entry.num_bytes:
             return self.restart()
         while chunk := self.file.read(_CHUNK):
@@ -183,6 +180,18 @@ class _Partial:
             self.version = reply.version
             origin = {"url": self.entry.url, "version": reply.version}
             self._retry(self._write_origin, json.dumps(origin).encode())
+
+    def _read_origin(self) -> str:
+        """Say of which version the bytes are that are here; "": not known."""
+        try:
+            path = self.folder.file(self.entry, "origin")
+            with os.fdopen(open_own(path, os.O_RDONLY), "rb") as file:
+                origin = json.loads(file.read(1 << 16))
+            version = str(origin["version"]) if origin["url"] == self.entry.url else ""
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return ""
+        # it becomes a header
+        return version if re.fullmatch(r"[ -~\xa0-\xff]*", version) else ""
 
     def _write_origin(self, data: bytes) -> int:
         path = self.folder.file(self.entry, "origin")

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -54,14 +55,16 @@ class CacheFolder:
             self._take()
         except OSError as error:
             raise ConfigError(
-                f"the cache folder {self.path} can't be used: {error.strerror}. Give another one "
+                f"the cache folder {self.path} can't be used: {error.strerror} "
+                f"({error.filename or self.path}). Give another one "
                 "in Cache(folder=...)."
             ) from None
 
     def _take(self) -> None:
         self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
-        marker = self.path / _MARKER
-        if marker.is_file():
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, "it can't be written to")
+        if self._is_marked():
             return
         # another process may be taking it at this moment, so our own names are no strangers
         strangers = sorted(
@@ -74,8 +77,25 @@ class CacheFolder:
                 "changed. Give a new folder in Cache(folder=...)."
             )
         partial = self.path / f"omniload-cache.{secrets.token_hex(8)}.partial"
-        partial.write_text(json.dumps(_FORMAT) + "\n")
-        partial.replace(marker)
+        with partial.open("w") as file:
+            file.write(json.dumps(_FORMAT) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path / _MARKER)
+
+    def _is_marked(self) -> bool:
+        try:
+            descriptor = open_own(self.path / _MARKER, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        with os.fdopen(descriptor, "rb") as file:
+            text = file.read(1000)
+        if text.strip() != json.dumps(_FORMAT).encode():
+            raise ConfigError(
+                f"{self.path / _MARKER} must be the mark of a cache that this omniload reads, got "
+                f"{text[:80]!r}. Nothing was changed. Give a new folder in Cache(folder=...)."
+            )
+        return True
 
     def file(self, entry: Entry, kind: str) -> Path:
         """Path of a "shard", "partial" or "origin" file."""

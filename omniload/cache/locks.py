@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,8 +37,18 @@ def try_lock(descriptor: int) -> bool:
 
 
 def open_own(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file of ours: never through a link that somebody put there, never past an exec."""
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    """Open a file of ours: never through a link that somebody put there, never past an exec.
+
+    Raises:
+        OSError: it can't be opened, or is no file.
+    """
+    # not blocking: a named pipe would wait for its other end for ever
+    flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o644)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a file", os.fspath(path))
+    return descriptor
 
 
 def share(descriptor: int) -> None:

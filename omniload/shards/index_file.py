@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from omniload.errors import ConfigError
+from omniload.errors import ConfigError, ShardError
 from omniload.index import LengthIndex
 from omniload.shards.arrow import index_schema
 from omniload.shards.layout import OUTSIDE, LayoutReader, batch_blocks
@@ -19,13 +20,20 @@ from omniload.shards.views import damaged, open_arrow
 __all__ = ["read_index"]
 
 
-def read_index(path: Path | str, info: ShardInfo, data: mmap.mmap) -> LengthIndex:
+def read_index(
+    path: Path | str,
+    info: ShardInfo,
+    data: mmap.mmap,
+    *,
+    damaged: Callable[[Path | str, str], ShardError] = damaged,
+) -> LengthIndex:
     """Read the length columns of all rows; they are views of the map.
 
     Args:
         path: the file, or its URL, for messages.
         info: its line in the manifest.
         data: its bytes.
+        damaged: makes the error, with the remedy.
 
     Raises:
         ShardError: they are not those that the manifest names.

@@ -24,6 +24,7 @@ __all__ = [
     "Manifest",
     "ShardInfo",
     "parse_manifest",
+    "parse_shard",
     "partial_name",
     "read_manifest",
     "settings_fingerprint",
@@ -208,8 +209,8 @@ def _parse(path: Path | str, data: Any) -> Manifest:
     try:
         manifest = Manifest(
             num_rows=_count(data, "num_rows"),
-            shards=tuple(_shard(entry) for entry in _typed(data, "shards", list)),
-            index=_shard(_typed(data, "index", dict)),
+            shards=tuple(parse_shard(entry) for entry in _typed(data, "shards", list)),
+            index=parse_shard(_typed(data, "index", dict)),
             settings=_typed(data, "settings", dict),
             fingerprint=_typed(data, "fingerprint", str),
             sources={name: int(rows) for name, rows in _typed(data, "sources", dict).items()},
@@ -236,6 +237,8 @@ def _typed(data: dict[str, Any], name: str, kind: type) -> Any:
     value = data.get(name)
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r:.80}")
+    if isinstance(value, str):
+        value.encode()  # a ValueError for half a character of UTF-16
     return value
 
 
@@ -246,7 +249,12 @@ def _count(data: dict[str, Any], name: str) -> int:
     return int(value)
 
 
-def _shard(entry: Any) -> ShardInfo:
+def parse_shard(entry: Any) -> ShardInfo:
+    """Check one file of a description.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
     if not isinstance(entry, dict):
         raise TypeError(f"a shard must be an object, got {entry!r:.80}")
     name = _typed(entry, "name", str)

@@ -9,11 +9,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
-import xxhash
-
 from omniload.errors import ShardError
 from omniload.index import LengthIndex
+from omniload.shards.index_file import read_index
 from omniload.tars.archive import read_exactly
 from omniload.tars.manifest import (
     ENCODER_NAME,
@@ -206,17 +204,8 @@ def read_lengths(where: str, manifest: TarManifest, data: Any) -> LengthIndex:
     Raises:
         ShardError: they are damaged.
     """
-    try:
-        found = xxhash.xxh3_128_hexdigest(data)
-        if found != manifest.lengths.xxh3_128:
-            raise ValueError(f"its xxh3_128 must be {manifest.lengths.xxh3_128}, got {found}")
-        batch = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(data))).get_batch(0)
-        if batch.num_rows != manifest.num_rows:
-            raise ValueError(f"it must have {manifest.num_rows} rows, got {batch.num_rows}")
-        return LengthIndex.from_arrays(**{name: batch.column(name).to_numpy() for name in LENGTHS})
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise _damaged(where, error) from None
+    return read_index(where, manifest.lengths, data, damaged=_damaged)
 
 
-def _damaged(where: str, error: Exception) -> ShardError:
-    return ShardError(f"{where} is damaged: {error}. Run `omniload index` again.")
+def _damaged(where: Path | str, what: object) -> ShardError:
+    return ShardError(f"{where} is damaged: {what}. Run `omniload index` again.")

@@ -19,7 +19,8 @@ from typing import Any
 
 from omniload.errors import ShardError
 from omniload.shards import ShardInfo
-from omniload.shards.manifest import settings_fingerprint, write_atomic
+from omniload.shards.manifest import parse_shard, settings_fingerprint, write_atomic
+from omniload.tars.facts import check_counts, check_tables, check_texts
 
 __all__ = [
     "ENCODER_NAME",
@@ -55,6 +56,9 @@ class TarEntry:
         side_bytes: size of its side file.
         side_xxh3_128: checksum of its side file.
         source: name of its data set.
+
+    Raises:
+        ValueError: a value is no count, or no text.
     """
 
     name: str
@@ -65,6 +69,10 @@ class TarEntry:
     side_bytes: int
     side_xxh3_128: str
     source: str
+
+    def __post_init__(self) -> None:
+        check_counts(self, "num_bytes", "num_rows", "side_bytes")
+        check_texts(self, "name", "xxh3_128", "digest", "side_xxh3_128", "source")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +171,17 @@ def parse_tar_manifest(text: str | bytes, where: str) -> TarManifest:
 
 def _parse(data: dict[str, Any]) -> TarManifest:
     tars = tuple(TarEntry(**entry) for entry in data.pop("tars"))
-    manifest = TarManifest(tars=tars, lengths=ShardInfo(**data.pop("lengths")), **data)
+    manifest = TarManifest(tars=tars, lengths=parse_shard(data.pop("lengths")), **data)
+    check_texts(manifest, "root", "fingerprint")
+    check_tables(manifest, "sources", "counts")
+    if not isinstance(manifest.settings, dict):
+        raise ValueError(f"settings must be a table, got {manifest.settings!r:.80}")
     for entry in tars:
         _check_name(entry.name)
-        if entry.num_rows < 0 or entry.num_bytes < 0:
-            raise ValueError(f"rows and bytes must be counts, got {entry}")
     if manifest.lengths.name != LENGTHS_NAME:
         raise ValueError(f"the file of the lengths must be {LENGTHS_NAME}")
-    if sum(entry.num_rows for entry in tars) != manifest.num_rows:
+    rows = sum(entry.num_rows for entry in tars)
+    if (rows, rows) != (manifest.num_rows, manifest.lengths.num_rows):
         raise ValueError("the rows of the tars do not sum to num_rows")
     if settings_fingerprint(manifest.settings) != manifest.fingerprint:
         raise ValueError("settings and fingerprint disagree")

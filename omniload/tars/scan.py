@@ -18,6 +18,7 @@ from omniload.conversations import (
 from omniload.errors import SampleError
 from omniload.shards.manifest import settings_fingerprint, write_atomic
 from omniload.tars.archive import Archive, has_image, refuse_no_tar
+from omniload.tars.facts import TarFacts
 from omniload.tars.maker import SampleMaker
 from omniload.tars.members import FILE, Damage, Member
 from omniload.tars.samples import (
@@ -26,7 +27,7 @@ from omniload.tars.samples import (
     read_group,
     split_name,
 )
-from omniload.tars.side_file import SideFile, TableWriter, TarFacts
+from omniload.tars.side_file import SideFile, TableWriter
 
 __all__ = ["index_tar", "read_sample", "scan_members"]
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ import pyarrow as pa
 import xxhash
 
 from omniload.errors import ShardError
+from omniload.shards.layout import LayoutReader, batch_blocks
+from omniload.tars.facts import TarFacts
 from omniload.tars.members import Damage, Member
 
-__all__ = ["SUFFIX", "SideFile", "TableWriter", "TarFacts", "open_side"]
+__all__ = ["SUFFIX", "SideFile", "TableWriter", "open_side"]
 
 SUFFIX = ".omniload-index"
 _VERSION = 1
@@ -48,43 +51,8 @@ _COLUMNS = (
         [pa.field(name, kind, nullable=False) for name, kind in _MEMBER]), nullable=False))),
 )  # fmt: skip
 _SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
-
-
-@dataclass(frozen=True, kw_only=True)
-class TarFacts:
-    """What is known of a tar as a whole.
-
-    Args:
-        num_bytes: its size when it was indexed.
-        changed_ns: when it was changed last, nanoseconds since 1970.
-        xxh3_128: checksum of the whole tar, 32 hexadecimal digits.
-        source: name of its data set.
-        settings_fingerprint: of the settings that lengths were measured with.
-        num_members: members of its samples.
-        num_samples: samples in it, also those that were refused.
-        num_rows: samples that are used.
-        bytes_skipped: bytes that could not be read as members.
-        damage: (start, stop, reason) of the first parts that are damaged.
-        num_damaged: all such parts.
-        reasons: category of refusal -> samples.
-        totals: sums over the rows: tokens, tiles, loss_tokens, images.
-        digest: over all that the table says but reasons, 32 hexadecimal digits.
-    """
-
-    num_bytes: int
-    changed_ns: int
-    xxh3_128: str
-    source: str
-    settings_fingerprint: str
-    num_members: int
-    num_samples: int
-    num_rows: int
-    bytes_skipped: int
-    damage: tuple[tuple[int, int, str], ...]
-    num_damaged: int
-    reasons: dict[str, int] = field(default_factory=dict)
-    totals: dict[str, int] = field(default_factory=dict)
-    digest: str = ""
+#: of that schema: 3 for each text, 2 for each number or list, 1 for the struct
+_NUM_BUFFERS = 31
 
 
 class TableWriter:
@@ -147,6 +115,11 @@ class TableWriter:
         return signed, sink.getvalue().to_pybytes()
 
 
+_DAMAGE = (
+    pa.ArrowException, OSError, ValueError, TypeError, LookupError, RecursionError, struct.error,
+)  # fmt: skip
+
+
 class SideFile:
     """A side file, checked; `open_side` maps one.
 
@@ -171,10 +144,12 @@ class SideFile:
             self.facts = _read_facts(reader.schema)
             if reader.schema.remove_metadata() != _SCHEMA or reader.num_record_batches != 1:
                 raise ValueError("its columns are not those of an index")
+            # refuses what is compressed: unpacking could take any amount of memory
+            LayoutReader(data, _NUM_BUFFERS).read(batch_blocks(data)[0])
             batch = reader.get_batch(0)
             batch.validate(full=True)
             self._take(batch)
-        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        except _DAMAGE as error:
             raise ShardError(
                 f"{where} is damaged or of another version: {error}. Run `omniload index` again."
             ) from None
@@ -204,6 +179,8 @@ class SideFile:
             and (starts <= room - sizes).all()
         ):  # fmt: skip
             raise ValueError(f"its members must lie in the {room} bytes of the tar")
+        if (starts[1:] < starts[:-1] + sizes[:-1]).any():  # or a few bytes could be read as many
+            raise ValueError("its members must lie one behind the other")
         if len(self._ends) and len(self) and not (np.diff(self._ends) > 0).all():
             raise ValueError("each of its samples must have a member")
         self.rows: npt.NDArray[np.int64] = np.flatnonzero(self.num_tokens > 0)
@@ -263,7 +240,7 @@ def open_side(path: Path) -> SideFile:
 
 def _read_facts(schema: Any) -> TarFacts:
     data = json.loads((schema.metadata or {})[_FACTS])
-    if data.pop("version") != _VERSION:
+    if not isinstance(data, dict) or data.pop("version", None) != _VERSION:
         raise ValueError(f"its version must be {_VERSION}")
     data["damage"] = tuple((int(a), int(b), str(reason)) for a, b, reason in data["damage"])
     return TarFacts(**data)
