@@ -183,10 +183,9 @@ def use(cu, num_tokens):
     padded = varlen.pad(packed, cu, 7)
     varlen.unpad(padded, cu, num_tokens)
 
-if sys.argv[2] == "right":
+if sys.argv[2] == "inside":
     use(offsets(0, 7, 7, 18, 19), 19)
     use(offsets(0, 16), 16)
-elif sys.argv[2] == "wrong":
     use(offsets(0, 900, 7, -3, 5), 19)
     use(offsets(-2147483648, 2147483647), 17)
     use(offsets(0, 2, 3, 5), 19)
@@ -203,9 +202,8 @@ print("no fault")
 @pytest.mark.skipif(sys.platform != "linux", reason="guard pages are made as Linux makes them")
 @pytest.mark.parametrize("side", ["end", "beginning"])
 def test_kernels_touch_nothing_outside_their_tensors_whatever_the_offsets(side):
-    for values in ("right", "wrong"):
-        done = interpreted("-c", GUARDED, side, values)
-        assert done.stdout == "no fault\n", done.stderr
+    done = interpreted("-c", GUARDED, side, "inside")
+    assert done.stdout == "no fault\n", done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="guard pages are made as Linux makes them")
