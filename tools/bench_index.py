@@ -124,10 +124,10 @@ def _scan(path: Path, *, with_checksums: bool) -> int:
 def _places(path: Path, side: Path) -> None:
     from omniload.shards.manifest import write_atomic
     from omniload.tars.archive import Archive
+    from omniload.tars.facts import TarFacts
     from omniload.tars.members import Damage
     from omniload.tars.samples import split_name
     from omniload.tars.scan import scan_members
-    from omniload.tars.facts import TarFacts
     from omniload.tars.side_file import TableWriter
 
     table = TableWriter()
