@@ -6,6 +6,7 @@ to a device as a single tensor.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -73,7 +74,7 @@ class PackedBatch(SampleRow):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        facts = tuple(getattr(self, name) for name in _facts())
+        facts = tuple([getattr(self, name) for name in _facts()])
         return _restore, (self.buffer, tuple(self.sizes), facts)
 
     # -- training ---------------------------------------------------------------------------------
@@ -248,10 +249,11 @@ class PackedBatch(SampleRow):
         return found
 
 
-def _facts() -> list[str]:
+@functools.cache  # asked for each batch
+def _facts() -> tuple[str, ...]:
     """Name the fields that are neither buffer nor views: plain numbers, for pickling."""
-    inherited = ("buffer", "sizes")
-    return [f.name for f in fields(PackedBatch) if f.init and f.name not in inherited]
+    own = [f.name for f in fields(PackedBatch) if f.init]
+    return tuple([name for name in own if name not in ("buffer", "sizes")])
 
 
 def _restore(buffer: torch.Tensor, sizes: Sequence[int], facts: Sequence[Any]) -> PackedBatch:

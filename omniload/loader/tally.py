@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from omniload.batch import PackedBatch
 from omniload.costs import REFERENCE_COST
+from omniload.loader.loads import PlannedLoads
 from omniload.loader.notes import Count, WorkerNotes
 from omniload.loader.settings import LoaderSettings
 from omniload.loader.sources import cache_figures
@@ -27,11 +28,9 @@ from omniload.source import RowSource
 __all__ = ["Tally"]
 
 Int64Array = npt.NDArray[np.int64]
-Float64Array = npt.NDArray[np.float64]
 
 #: How often it is looked for long waits.
 _LOOK_NS = 5_000_000_000
-_DIST = ("dist_tokens", "dist_tiles", "dist_cost")
 
 
 class Tally:
@@ -66,8 +65,10 @@ class Tally:
         self._sums = dict.fromkeys(SUMS, 0.0)
         self._skipped = Counter[str]()
         self._by_source = np.zeros((len(self._names), 3), np.int64)
-        self._cost = settings.cost or REFERENCE_COST
-        self._loads: Float64Array | None = None
+        self._loads = PlannedLoads(
+            settings.cost or REFERENCE_COST,
+            meet_every=1 if settings.sync == "micro-step" else settings.accumulation,
+        )
         self._pending: deque[Slot] = deque()
         self._rows: RowSource | None = None  # of the epoch
         self._epoch, self._at = 0, (-1, 0)
@@ -88,7 +89,7 @@ class Tally:
         self._epoch, self._rows, self._at = epoch, rows, (-1, 0)
         self._notes.forget_slowest()
         self.forget_pending()
-        self._loads = None
+        self._loads.begin(rows.index)
         self._begun = self.read()
         self._watch.begin()
         self._warm = None
@@ -172,7 +173,7 @@ class Tally:
         place = (batch.step, batch.micro_step)
         while self._pending:
             slot = self._pending.popleft()
-            self._add_loads(slot)
+            self._loads.add(slot)
             if (slot.step, slot.micro_step) == place:
                 return slot
         return None
@@ -205,42 +206,21 @@ class Tally:
         assert self._rows is not None
         index = self._rows.index
         of = getattr(self._rows, "source_of", None)
-        numbers = np.zeros(len(rows), np.int64) if of is None else of(rows)
-        sizes = np.stack(
-            [np.ones(len(rows), np.int64), index.num_tokens[rows], index.num_tiles[rows]], axis=1
-        )
-        np.add.at(self._by_source, numbers, sizes)
-
-    def _add_loads(self, slot: Slot) -> None:
-        """Add up the planned loads of all ranks, and their dist ratios when ranks meet."""
-        if slot.ends is None or len(slot.ends) < 3 or self._rows is None:
+        tokens, tiles = index.num_tokens[rows], index.num_tiles[rows]
+        if of is None:
+            self._by_source[0] += len(rows), int(tokens.sum()), int(tiles.sum())
             return
-        by_micro_step = self._settings.sync == "micro-step"
-        if slot.micro_step == 0 or by_micro_step:
-            self._loads = np.zeros((3, len(slot.ends) - 1))
-        if self._loads is None:
-            return  # a step that was taken up in its middle
-        index = self._rows.index
-        tokens = index.num_tokens[slot.all_rows].astype(np.float64)
-        tiles = index.num_tiles[slot.all_rows].astype(np.float64)
-        running = np.zeros((3, len(tokens) + 1))
-        np.cumsum([tokens, tiles, tokens * tokens], axis=1, out=running[:, 1:])
-        sizes = np.diff(running[:, slot.ends])
-        sizes[2] = self._cost.cost(sizes[1], sizes[0], sizes[2]) * (sizes[0] > 0)
-        self._loads += sizes
-        if by_micro_step or slot.micro_step == self._settings.accumulation - 1:
-            most = self._loads.max(axis=1)
-            ratios = 1 - self._loads.mean(axis=1) / np.where(most > 0, most, 1)
-            for name, ratio, largest in zip(_DIST, ratios.tolist(), most.tolist(), strict=True):
-                self._sums[name] += ratio if largest > 0 else 0.0
-            self._sums["dist_count"] += 1
+        numbers, count = of(rows), len(self._names)
+        for column, weights in enumerate((None, tokens, tiles)):
+            # as floats, which are exact for whole numbers of this size
+            self._by_source[:, column] += np.bincount(numbers, weights, count).astype(np.int64)
 
     # -- what is read ----------------------------------------------------------------------------
 
     def read(self) -> Reading:
         """Read all sums."""
         return Reading(
-            sums=dict(self._sums),
+            sums={**self._sums, **self._loads.sums()},
             skipped=self._skipped.copy(),
             counts=self._notes.counts(),
             cache=cache_figures(self._source),

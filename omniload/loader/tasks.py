@@ -9,6 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,11 @@ class Task:
     needs_image: bool
     has_images: bool
     upcoming: tuple[int, ...] = ()
+
+    def __reduce__(self) -> tuple[type[Task], tuple[Any, ...]]:
+        # the way of dataclasses asks for their fields each time: it is slower, and leaves CPython
+        # up to 2000 free tuples of each size, which looks like a leak for many epochs
+        return Task, tuple([getattr(self, name) for name in Task.__slots__])
 
 
 @dataclass(frozen=True, slots=True)
