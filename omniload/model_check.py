@@ -113,6 +113,8 @@ def decoder_of(model: torch.nn.Module) -> torch.nn.Module:
         found = get() if callable(get) else None
     except (AttributeError, NotImplementedError, ValueError):
         found = None
+    if getattr(found, "config", None) is None:  # `decoder` is the name of the head in a few models
+        found = getattr(model, "base_model", None)
     return _unwrapped(found) if isinstance(found, torch.nn.Module) else model
 
 

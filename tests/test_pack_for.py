@@ -56,6 +56,7 @@ SAFE = [
     ("gemma3_text", "sdpa", {"sliding_window": 4}),
     ("mixtral", "sdpa", {"num_local_experts": 2}),
     ("gpt2", "sdpa", {}),
+    ("modernbert-decoder", "sdpa", {}),  # its head is called decoder
 ]
 CONV = {"layer_types": ["conv", "full_attention"]}
 LINEAR = {
