@@ -33,6 +33,9 @@ _MESSAGES = 32
 _NUM_MESSAGE_BUFFERS = 11
 _NUM_IMAGE_BUFFERS = 5
 
+#: made once: to make it takes longer than to copy the numbers of a row
+_INT32 = np.dtype(np.int32)
+
 _pair = struct.Struct("<ii").unpack_from
 _long_pair = struct.Struct("<qq").unpack_from
 
@@ -213,7 +216,7 @@ class _Rows:
         if first & 3:
             raise ValueError("integers must be aligned")
         if self._copies:
-            return np.frombuffer(self._data[first:last], np.int32)
+            return np.frombuffer(self._data[first:last], _INT32)
         return self._ints[first >> 2 : last >> 2]
 
     def images(self, column: int, place: int) -> tuple[bytes, ...]:
