@@ -64,6 +64,12 @@ def test_packs_keep_the_budget_and_every_row():
     assert (draw.full.sum_squares >= draw.packs.sum_squares.max()).all()
 
 
+def test_draws_are_of_one_data_set_whose_rows_all_have_a_tile():
+    draws = [Draw(setting=SMALL, seed=seed) for seed in range(3)]
+    assert {(draw.budget.tokens, draw.budget.tiles) for draw in draws} == {(4096, 11)}
+    assert all(draw.index.num_tiles.min() == 1 for draw in draws)
+
+
 def test_every_step_of_the_method_saves_time():
     found = ablation("internvl-6b-20b", SMALL, 0)
     assert tuple(found) == ARMS

@@ -46,6 +46,7 @@ VARIATIONS: Mapping[str, Setting] = {
 }
 
 _PLANNED_SEED = 1000  # draws that plans are made from are others than those they are timed on
+_WHOLE = 100_000  # rows that stand for the data set
 _SHARE = 6.5  # rows drawn for each micro-batch; enough for packs of 4 to 5 samples
 
 
@@ -63,18 +64,26 @@ class Draw:
 
     @cached_property
     def index(self) -> LengthIndex:
-        """Lengths of the rows."""
+        """Lengths of the rows, each with at least one tile.
+
+        The published runs give a sample without an image a blank tile, packed or not: in the code
+        of InternVL that they build on `pure_text_get_item` makes it, and the published lengths of
+        OmniBal have `vit_num` 1 there.
+        """
         rows = int(self.setting.slots * self.setting.steps * _SHARE * self.setting.tokens / 4096)
-        return internvl_lengths(rows, seed=self.seed)
+        return _lengths(rows, self.seed)
 
     @cached_property
     def budget(self) -> Budget:
-        """Bounds of a pack."""
-        return self.setting.budget(self.index)
+        """Bounds of a pack: those of the data set, so the same for all draws."""
+        return self.setting.budget(_lengths(_WHOLE, 0))
 
     @cached_property
     def packs(self) -> Shapes:
-        """Micro-batches of the published grouping (ISF)."""
+        """Micro-batches of the published grouping (ISF), shuffled as its sampler does.
+
+        It emits them round by round, and those of the first rounds have more samples.
+        """
         return self._packs[0]
 
     @property
@@ -88,7 +97,9 @@ class Draw:
         groups = get_grouping("isf")(
             self.index.num_tokens, self.index.num_tiles, budget=self.budget, key=(self.seed, 0)
         )
-        return Shapes.from_groups(groups, **lengths), len(groups.rows) / len(groups)
+        shapes = Shapes.from_groups(groups, **lengths)
+        order = np.argsort(random_u64(len(groups), self.seed, 8), kind="stable")
+        return shapes.take(order), len(groups.rows) / len(groups)
 
     @cached_property
     def padded(self) -> Shapes:
@@ -112,6 +123,15 @@ class Draw:
             num_tokens=np.array([tokens]),
             sum_squares=np.array([tokens * float(self.index.num_tokens.max())]),
         )
+
+
+def _lengths(rows: int, seed: int) -> LengthIndex:
+    drawn = internvl_lengths(rows, seed=seed)
+    return LengthIndex.from_arrays(
+        num_tokens=drawn.num_tokens,
+        num_tiles=np.maximum(drawn.num_tiles, 1),
+        num_loss_tokens=drawn.num_loss_tokens,
+    )
 
 
 def pair_table(name: str, setting: Setting, *, freeze: Sequence[str] = ()) -> CostTable:
