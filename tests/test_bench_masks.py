@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from omniload.errors import ConfigError
 from omniload.tools import bench_masks
+from omniload.tools.bench_common import emit
 
 
 def run(*arguments):
@@ -50,3 +51,10 @@ def test_torchs_search_is_compared_before_it_is_timed(monkeypatch):
 def test_lengths_that_contradict_each_other_are_refused():
     with pytest.raises(ConfigError, match="at least --min-tokens=200, got 100"):
         raise run("--max-tokens", "100").exception
+
+
+def test_no_figure_is_cut_where_the_table_goes_to_a_file(capsys):
+    rows = [{"way": "a way of many words", **{f"figure {n}": 16_793_600 + n for n in range(9)}}]
+    emit("wide", rows)
+    out = capsys.readouterr().out
+    assert all(f"{16_793_600 + n:,}" in out for n in range(9))

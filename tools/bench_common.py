@@ -137,10 +137,16 @@ def emit(
     table = Table(title=name, title_justify="left")
     columns = list(rows[0]) if rows else []
     for position, column in enumerate(columns):
-        table.add_column(column, justify="left" if position == 0 else "right")
+        # names are broken before a figure is
+        table.add_column(
+            column, justify="right" if position else "left", no_wrap=position > 0, min_width=4
+        )
     for row in rows:
         table.add_row(*(_cell(row[column]) for column in columns))
     console = Console()
+    if not console.is_terminal:  # a file or a pipe is as wide as it takes
+        options = console.options.update(width=1000)
+        console.width = max(console.width, console.measure(table, options=options).maximum)
     console.print(table)
     if notes:
         console.print(notes, style="dim", highlight=False)

@@ -61,10 +61,10 @@ def masks(
             lengths = _lengths(size, min_tokens, max_tokens, seed)
             calls = _candidates(lengths, kind, block_size, image_share)
             searches = _searches(lengths, kind, block_size) if size <= search_up_to else {}
-            rows += _figures(calls, searches, repeats, {"tokens": size, "documents": len(lengths)})
+            rows += _figures(calls, searches, repeats, {"tokens": size, "docs": len(lengths)})
     notes = (
         f"us: CPU time of one thread, median of {repeats} rounds (one for create_block_mask). "
-        "of pack: time by that of packing the row. times: time by that of block mask. bytes: all "
+        "of pack: time by that of packing the row. times: time by that of block mask. KiB: all "
         "eight tensors."
     )
     emit("masks", rows, as_json, notes)
@@ -103,7 +103,7 @@ def _figures(
             "min_us": least,
             "of pack": median / microseconds["pack"][0],
             "times": median / base,
-            "bytes": _num_bytes(masks[name]) if name in masks else 0,
+            "KiB": _num_bytes(masks[name]) / 1024 if name in masks else 0,
         }
         for name, (median, least) in microseconds.items()
     ]
