@@ -77,6 +77,10 @@ def run(case, early, rank, shards):
     if case == "exact":
         return exact(rank)
     loading = early.get(case) or make(case, rank, shards)
+    if case == "stats":
+        span = [loading.stats() for _ in loading][-1].this_epoch
+        ranks = loading.stats(reduce=True).as_dict()["ranks"]
+        return {"own": span.as_dict(), "ranks": ranks}
     if case != "ledger":
         return {"rows": rows_of(loading)}
     ledgers = []

@@ -14,7 +14,7 @@ from tests.loader_data import write_data
 ROOT = Path(__file__).resolve().parent.parent
 NUM_ROWS = 12
 CASES = ("agree", "seed", "state", "dp_rank", "alone", "pad_to", "rollback", "epoch", "one_moves",
-         "early", "early_alone", "ledger", "exact", "one_loads")  # fmt: skip
+         "early", "early_alone", "ledger", "stats", "exact", "one_loads")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,20 @@ def test_ledgers_of_real_processes_add_up(results):
     assert end["balanced"]
     assert end["is_complete"]
     assert (end["seen"], end["ranks"], end["elsewhere"]) == (NUM_ROWS, 2, 0)
+
+
+def test_figures_of_real_processes_are_set_side_by_side(results):
+    first, second = (result["stats"] for result in results)
+    assert first["ranks"] == second["ranks"]
+    own = [first["own"], second["own"]]
+    assert own[0]["dist_tokens"] == own[1]["dist_tokens"] > 0
+    for name in ("samples", "tokens", "tiles", "bytes_read"):
+        values = [span[name] for span in own]
+        spread = first["ranks"][name]
+        assert (spread["least"], spread["most"]) == (min(values), max(values))
+        assert spread["mean"] == sum(values) / 2
+        assert values[spread["rank"]] == max(values)
+    assert sum(span["samples"] for span in own) == NUM_ROWS
 
 
 def test_what_one_rank_skipped_counts_on_all_ranks_alike(results):

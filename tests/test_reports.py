@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 from dataclasses import replace
 
@@ -100,6 +101,22 @@ def test_a_file_that_cannot_be_written_is_told_of_once(data, tmp_path, caplog):
     assert len(told) == 1
 
 
+def test_a_line_cut_by_a_kill_spoils_no_other(data, tmp_path):
+    jsonl = tmp_path / "m.jsonl"
+    jsonl.write_text('{"time": 12')
+    list(DataLoader(data, budget=BUDGET, world=World(), metrics=Metrics(jsonl=jsonl)))
+    cut, whole = jsonl.read_text().splitlines()
+    assert cut == '{"time": 12'
+    assert json.loads(whole)["epoch"] == 0
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(data, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    metrics = Metrics(jsonl=pipe, every_s=0)
+    assert len(list(DataLoader(data, budget=BUDGET, world=World(), metrics=metrics))) > 1
+
+
 def test_names_of_sets_are_escaped(data):
     loading = DataLoader(data, budget=BUDGET, world=World())
     list(loading)
@@ -122,6 +139,10 @@ def test_names_of_sets_are_escaped(data):
     ("arguments", "message"),
     [
         ({"jsonl": 3}, "jsonl must be a path or None, got int"),
+        ({"jsonl": "a\0b"}, "jsonl must name a file"),
+        ({"jsonl": ""}, "jsonl must name a file"),
+        ({"jsonl": "m", "prometheus": "./m"}, "must be two files, got 'm' for both"),
+        ({"every_s": 10**400}, "every_s must be seconds, at least 0"),
         ({"every_s": -1}, "every_s must be seconds, at least 0, got -1"),
         ({"every_s": None}, "every_s must be seconds"),
         ({"log_every_s": True}, "log_every_s must be seconds"),

@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from omniload import Budget, DataLoader, World
+from omniload import Budget, Cache, DataLoader, World
 from omniload.metrics import dist_ratio, pad_ratio
 from omniload.mixture import Mixture, MixtureSet
 from omniload.shards import open_shards
 from omniload.transforms import transform_from_settings
-from tests.loader_data import Failing, write_data
+from tests.http_server import FaultyServer
+from tests.loader_data import Failing, MemoryRows, write_data
 
 BUDGET = Budget(tokens=800, tiles=12)
 NUM_ROWS = 24
@@ -83,6 +84,60 @@ def test_figures_begin_anew_with_each_iteration_and_lose_nothing_of_the_whole(da
     list(loading)
     assert loading.stats().this_epoch.samples == NUM_ROWS
     assert loading.stats().since_start.batches == loading.stats().this_epoch.batches + 3
+
+
+def test_figures_after_a_state_was_loaded_are_those_of_the_rest(data):
+    world = World(dp_rank=1, dp_world_size=2)
+    first = loader(data, world=world, accumulation=2)
+    batches, state = [], None
+    for batch in first:
+        batches.append(batch)
+        state = state or first.state_dict()  # inside the first step
+    rest = loader(data, world=world, accumulation=2)
+    rest.load_state_dict(state)
+    list(rest)
+    list(rest)  # over the border of an epoch
+    whole, after = first.stats().this_epoch, rest.stats()
+    list(first)
+    second = first.stats().this_epoch
+    assert after.epoch == 1
+    for name in ("batches", "samples", "tokens", "dist_tokens"):
+        assert getattr(after.this_epoch, name) == pytest.approx(getattr(second, name))
+    assert after.since_start.batches == whole.batches + second.batches - 1
+    left_out = len(batches[0].sample_ids)
+    assert after.since_start.samples == whole.samples + second.samples - left_out
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_cache_is_seen_by_what_was_fetched_and_what_lay_there(data, tmp_path, num_workers):
+    sizes = [path.stat().st_size for path in data.glob("shard-*.arrow")]
+    with FaultyServer(data) as server:
+        cache = Cache(folder=tmp_path / "cache")
+        loading = loader(server.url, cache=cache, num_workers=num_workers)
+        list(loading)
+        first = loading.stats()
+        list(loading)
+        second = loading.stats()
+    assert first.since_start.cache.fetched_files == len(sizes)
+    assert first.since_start.cache.fetched_bytes == sum(sizes)
+    assert second.this_epoch.cache.fetched_files == second.this_epoch.cache.misses == 0
+    # files stay open in a process, and workers are new in each epoch
+    assert (second.this_epoch.cache.hits > 0) == (num_workers > 0)
+    assert second.since_start.cache.fetched_bytes == sum(sizes)
+    assert "cache" in str(second)
+
+
+def test_many_steps_are_added_up_as_if_one_by_one():
+    rows, world = MemoryRows(3000), World(dp_rank=1, dp_world_size=2)
+    often, once = (
+        DataLoader(rows, budget=Budget(tokens=90), world=world, accumulation=3) for _ in range(2)
+    )
+    list(once)
+    for _ in often:
+        often.stats()
+    for name in ("dist_tokens", "dist_cost"):
+        one, many = (getattr(loading.stats().this_epoch, name) for loading in (once, often))
+        assert 0 < one == pytest.approx(many)
 
 
 @pytest.mark.parametrize("sync", ["step", "micro-step", None])

@@ -187,12 +187,15 @@ def compare_over_ranks(facts: Mapping[str, Any], world: World, *, world_is_given
         )
 
 
-def gather_over_ranks(facts: Mapping[str, Any], world: World) -> dict[int, Mapping[str, Any]]:
+def gather_over_ranks(
+    facts: Mapping[str, Any], world: World, *, what: str = "ledger"
+) -> dict[int, Mapping[str, Any]]:
     """Gather what each data-parallel rank says; a collective over all processes.
 
     Args:
         facts: plain values by name.
         world: who this rank is.
+        what: name of the facts, for messages: "ledger" or "stats".
 
     Returns:
         dp_rank -> its facts; of ranks that share a dp_rank, those of the first. This rank alone
@@ -207,7 +210,7 @@ def gather_over_ranks(facts: Mapping[str, Any], world: World) -> dict[int, Mappi
     if size == 1 or size != world.world_size:
         return {world.dp_rank: facts}
     gathered: list[Any] = [None] * size
-    with says_that_it_waits("add its ledger to theirs", world):
+    with says_that_it_waits(f"add its {what} to theirs", world):
         distributed.all_gather_object(gathered, (world.dp_rank, dict(facts)))
     return dict(reversed(gathered))
 
@@ -228,8 +231,8 @@ def says_that_it_waits(what: str, world: World, *, seconds: float = _WAIT_S) -> 
         ConfigError: the collective failed or timed out.
     """
     remedy = (
-        "All ranks must call iter() alike, and load_state_dict, set_epoch and ledger(reduce=True): "
-        "where one rank alone did, the others never come."
+        "All ranks must call iter() alike, and load_state_dict, set_epoch, ledger(reduce=True) and "
+        "stats(reduce=True): where one rank alone did, the others never come."
     )
     warning = threading.Timer(
         seconds,

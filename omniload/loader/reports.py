@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ __all__ = ["Metrics", "Reporter", "prometheus_text"]
 
 _log = logging.getLogger(__name__)
 
+#: seconds; some thirty years
+_LONGEST_S = 1e9
 #: sums since the loader was made -> what they are; in Prometheus their names end in _total
 _SUMS = {
     "batches": "Micro-batches handed out.",
@@ -83,12 +87,20 @@ class Metrics:
                 raise ConfigError(
                     f"Metrics.{name} must be a path or None, got {type(path).__name__}."
                 )
+            if path is not None and not _names_file(path):
+                raise ConfigError(f"Metrics.{name} must name a file, got {os.fspath(path)!r}.")
+        if self.jsonl is not None and self.prometheus is not None:
+            if Path(self.jsonl).resolve() == Path(self.prometheus).resolve():
+                raise ConfigError(
+                    "Metrics.jsonl and Metrics.prometheus must be two files, got "
+                    f"{os.fspath(self.jsonl)!r} for both."
+                )
         for name in ("every_s", "log_every_s"):
             value = getattr(self, name)
             if value is None and name == "log_every_s":
                 continue
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not (is_number and math.isfinite(value) and value >= 0):
+            if not (is_number and 0 <= value <= _LONGEST_S):
                 raise ConfigError(f"Metrics.{name} must be seconds, at least 0, got {value!r}.")
 
 
@@ -227,12 +239,36 @@ def _of_rank(path: str | os.PathLike[str] | None, world: World) -> Path | None:
     return given.with_name(f"{given.stem}.rank{world.dp_rank}{given.suffix}")
 
 
+def _names_file(path: str | os.PathLike[str]) -> bool:
+    try:
+        name = os.fsencode(path)
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return bool(name) and b"\0" not in name
+
+
 def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+    """Add a line; one that was cut off when a run was killed is ended first."""
+    # a pipe that nobody reads is not waited for
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            text = f"\n{text}"
+        lines = text.encode()
+        while lines:  # on a disk that is full a part may be written, and then an error comes
+            lines = lines[os.write(descriptor, lines) :]
+    finally:
+        os.close(descriptor)
 
 
 def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    # loaders of one process, or of machines that share the folder, may write at the same time
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise

@@ -110,7 +110,7 @@ def over_ranks(stats: Stats, world: World) -> Stats:
     Raises:
         ConfigError: the collective failed or timed out.
     """
-    gathered = gather_over_ranks(_compared(stats.this_epoch), world)
+    gathered = gather_over_ranks(_compared(stats.this_epoch), world, what="stats")
     order = sorted(gathered)
     ranks = {}
     for name in gathered[world.dp_rank]:
