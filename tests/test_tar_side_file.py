@@ -15,9 +15,8 @@ from omniload.tars.facts import TarFacts
 from omniload.tars.manifest import LENGTHS_NAME, SET_NAME
 from omniload.tars.members import Member
 from omniload.tars.side_file import SideFile, TableWriter
-from tests.tar_makers import (
-    indexed,
-)
+from omniload.tools.index_run import index_tars
+from tests.tar_makers import RECIPE, indexed, raw_tar, tar_folder
 
 
 @pytest.mark.parametrize("name", ["../a.tar", "/etc/passwd", "", "a/../../b.tar", "x\0y"])
@@ -87,9 +86,16 @@ def arrow_file(batch, **options):
     return sink.getvalue().to_pybytes()
 
 
+def test_a_tar_without_samples_has_a_side_file_too(tmp_path):
+    tar_folder(tmp_path, (4,))
+    raw_tar(tmp_path / "empty.tar")
+    assert index_tars([tmp_path], recipe=RECIPE).manifest.num_rows == 4
+    assert len(open_tars(tmp_path)) == 4
+
+
 def test_what_is_compressed_is_refused_before_it_is_unpacked(tmp_path):
     batch = pa.ipc.open_file(side_file(Member("a.jpg", 0, 0, 10))).get_batch(0)
-    with pytest.raises(ShardError, match="not compressed"):
+    with pytest.raises(ShardError, match="must not be compressed"):
         SideFile(arrow_file(batch, compression="zstd"), "x")
     folder = indexed(tmp_path, (4,))
     lengths = folder / LENGTHS_NAME

@@ -13,7 +13,7 @@ import mmap
 import struct
 from typing import NamedTuple
 
-__all__ = ["OUTSIDE", "BatchLayout", "LayoutReader", "batch_blocks"]
+__all__ = ["OUTSIDE", "BatchLayout", "LayoutReader", "batch_blocks", "refuse_compressed"]
 
 #: what Python's own buffers raise where damage leads outside of them
 OUTSIDE = (ValueError, IndexError, struct.error)
@@ -73,6 +73,18 @@ def batch_blocks(data: mmap.mmap) -> list[tuple[int, int, int]]:
             raise ValueError("its footer names a batch outside the file")
         blocks.append((start, metadata, body))
     return blocks
+
+
+def refuse_compressed(data: mmap.mmap) -> None:
+    """Refuse a file with a batch that is compressed: unpacked it could take any amount of memory.
+
+    Raises:
+        OUTSIDE: there is one, or the metadata is damaged.
+    """
+    for start, _, _ in batch_blocks(data):
+        header = _fields(data, _follow(data, start + 8), 3)[2]
+        if not header or _fields(data, _follow(data, header), 4)[3]:
+            raise ValueError("its batches must not be compressed")
 
 
 class LayoutReader:

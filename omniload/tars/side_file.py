@@ -22,7 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from omniload.errors import ShardError
-from omniload.shards.layout import LayoutReader, batch_blocks
+from omniload.shards.layout import refuse_compressed
 from omniload.tars.facts import TarFacts
 from omniload.tars.members import Damage, Member
 
@@ -51,8 +51,6 @@ _COLUMNS = (
         [pa.field(name, kind, nullable=False) for name, kind in _MEMBER]), nullable=False))),
 )  # fmt: skip
 _SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS])
-#: of that schema: 3 for each text, 2 for each number or list, 1 for the struct
-_NUM_BUFFERS = 31
 
 
 class TableWriter:
@@ -144,8 +142,7 @@ class SideFile:
             self.facts = _read_facts(reader.schema)
             if reader.schema.remove_metadata() != _SCHEMA or reader.num_record_batches != 1:
                 raise ValueError("its columns are not those of an index")
-            # refuses what is compressed: unpacking could take any amount of memory
-            LayoutReader(data, _NUM_BUFFERS).read(batch_blocks(data)[0])
+            refuse_compressed(data)
             batch = reader.get_batch(0)
             batch.validate(full=True)
             self._take(batch)
