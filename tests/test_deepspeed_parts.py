@@ -1,4 +1,4 @@
-"""The adapter's parts that need no second process: plans, labels-only samples, the loss."""
+"""The adapter's parts that need no second process: plans, the loss."""
 
 import inspect
 import json
@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,29 +13,14 @@ from omniload import ConfigError
 from omniload.packing import pack
 from omniload.pipeline.export import deepspeed_arguments
 from omniload.pipeline.plan import PipelinePlan
-from omniload.shards import open_shards
-from omniload.transforms import TileTransform, transform_from_settings
-from tests.deepspeed_parts import write_rows
-from tests.loader_data import Wrapped
 from tests.packing_samples import make_sample
 
 pytest.importorskip("deepspeed")
 from omniload.adapters.deepspeed import BalancedPipelineModule, token_loss
 from omniload.adapters.deepspeed.plans import read_plan
-from omniload.loader.reads import LabelsOnly
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = PipelinePlan(parts=(0, 2, 5), recompute=(0, 1, "mlp", 0, "attention"))
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    return open_shards(write_rows(tmp_path_factory.mktemp("data") / "shards"))
-
-
-@pytest.fixture(scope="module")
-def transform(shards):
-    return transform_from_settings(dict(shards.manifest.settings))
 
 
 def test_a_plan_is_the_same_as_value_as_mapping_and_as_file(tmp_path):
@@ -89,42 +73,6 @@ def test_a_file_that_is_no_plan_is_named_with_a_remedy(tmp_path, text, part):
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=f"mine.json' .*{part}.* Write one with `omniload plan-"):
         read_plan(file)
-
-
-def test_labels_only_gives_the_tokens_and_counts_of_the_whole_sample(shards, transform):
-    light = LabelsOnly(transform)
-    assert light.fingerprint == transform.fingerprint
-    rng = np.random.default_rng(0)
-    for row in range(len(shards)):
-        record = shards.read(row)
-        whole, small = transform(record, rng), light(record, rng)
-        for name in ("input_ids", "labels", "image_num_tiles", "image_sizes", "image_spans"):
-            np.testing.assert_array_equal(getattr(whole, name), getattr(small, name))
-        assert small.num_tiles == whole.num_tiles
-        assert small.tiles.nbytes == 3 * whole.num_tiles
-        assert light.lengths(record) == transform.lengths(record)
-    assert light.filler(True).num_tiles == transform.filler(True).num_tiles
-    with pytest.raises(ConfigError, match="reads labels has no model inputs"):
-        light.model_inputs(None)
-
-
-def test_a_transform_of_ones_own_is_used_whole_unless_it_can_do_labels_only(shards, transform):
-    assert LabelsOnly.fits(transform)
-    assert not LabelsOnly.fits(Wrapped(transform))
-
-    class Changed(TileTransform):
-        def __call__(self, record, rng):
-            return super().__call__(record, rng)
-
-    assert not LabelsOnly.fits(Changed.from_settings(dict(shards.manifest.settings)))
-
-    class Both(Wrapped):
-        def labels_only(self, record, rng):
-            return self.inner(record, rng)
-
-    assert LabelsOnly.fits(Both(transform))
-    record = next(r for r in map(shards.read, range(len(shards))) if len(r.images))
-    assert LabelsOnly(Both(transform))(record, None).tiles.shape[2:] == (1, 1)
 
 
 def test_without_deepspeed_the_adapter_says_what_to_install():
