@@ -1,8 +1,6 @@
 """Profiles of real layers: kept bytes are exact, kinds and gradients are found, times are there."""
 
-import dataclasses
 import functools
-import itertools
 
 import numpy as np
 import pytest
@@ -11,157 +9,23 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from omniload.errors import ConfigError
-from omniload.flops import LanguageModel, VisionModel
-from omniload.pipeline.analytic import cost_table
 from omniload.pipeline.kinds import Linear, ParamBytes, Shapes
-from omniload.pipeline.models import Encoder, ModelDescription
 from omniload.pipeline.profile import ProfileBatch, kept_storages, profile_layers
 from omniload.pipeline.profile_fit import design_of, fit_linear
-from omniload.pipeline.table import CostTable
-
-WIDTH, PATCHES, TOKENS_PER_TILE, VOCABULARY = 16, 12, 3, 40
-# (tiles, lengths of the samples): tiles, tokens and squares vary independently
-MEASURED = [(2, (30, 20)), (5, (64,)), (1, (8, 8, 8)), (3, (50, 3, 3)), (7, (21, 40)), (4, (90,))]
-HELD_OUT = [(6, (70, 10)), (9, (33,)), (1, (100, 50, 25))]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that wait for each other take longer than such small layers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-class VisionBlock(nn.Module):
-    """Attention among the patches of each tile, on a tuple that carries the tokens along."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
-
-    def forward(self, inputs):
-        x, ids, segments = inputs
-        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        scores = (q @ k.transpose(-1, -2)).softmax(dim=-1)
-        x = x + self.out(scores @ v)
-        return x + self.mlp(x), ids, segments
-
-
-class Projector(nn.Module):
-    """Patches to tokens of the language model."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(WIDTH * PATCHES // TOKENS_PER_TILE, WIDTH)
-
-    def forward(self, inputs):
-        x, ids, segments = inputs
-        return self.linear(x.reshape(len(x) * TOKENS_PER_TILE, -1)), ids, segments
-
-
-class Embedding(nn.Module):
-    """Text tokens, with the visual ones in front."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(VOCABULARY, WIDTH)
-
-    def forward(self, inputs):
-        seen, ids, segments = inputs
-        text = self.table(ids)
-        place = torch.arange(len(seen), device=seen.device) % len(text)
-        return text.index_add(0, place, seen), segments
-
-
-class LanguageBlock(nn.Module):
-    """Causal attention inside each sample, over the whole row: costs grow with tokens squared."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.qkv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 32), nn.SiLU(), nn.Linear(32, WIDTH))
-
-    def forward(self, inputs):
-        x, segments = inputs
-        q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        rows = []
-        for begin, end in itertools.pairwise(segments.tolist()):
-            part = slice(begin, end)
-            rows.append((q[part] @ k[part].T).softmax(dim=-1) @ v[part])
-        x = x + torch.cat(rows)
-        return x + self.mlp(x), segments
-
-
-class Head(nn.Module):
-    """Logits."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, inputs):
-        x, _ = inputs
-        return self.linear(x)
-
-
-def model():
-    torch.manual_seed(1)
-    return [
-        VisionBlock(), VisionBlock(), VisionBlock(), Projector(), Embedding(), LanguageBlock(),
-        LanguageBlock(), Head(),
-    ]  # fmt: skip
-
-
-PARTS = ["vision"] * 3 + ["projector", "embedding"] + ["language"] * 2 + ["head"]
-
-
-def micro_batch(tiles, lengths):
-    tokens = sum(lengths)
-    ids = torch.randint(0, VOCABULARY, (tokens,))
-    bounds = torch.tensor([0, *np.cumsum(lengths).tolist()])
-    inputs = torch.randn(tiles, PATCHES, WIDTH), ids, bounds
-    return ProfileBatch.from_lengths(inputs, lengths=lengths, num_tiles=tiles, labels=ids.roll(1))
-
-
-def cross_entropy(logits, labels):
-    return nn.functional.cross_entropy(logits, labels)
-
-
-def profile(layers, cases=MEASURED, **settings):
-    batches = [micro_batch(*case) for case in cases]
-    fields = {"parts": PARTS, "repeats": 1, "warmup": 0, **settings}
-    return profile_layers(layers, batches, **fields)
-
-
-def shapes(cases):
-    batches = [micro_batch(*case) for case in cases]
-    return Shapes(
-        num_tiles=[each.num_tiles for each in batches],
-        num_tokens=[each.num_tokens for each in batches],
-        sum_squares=[each.sum_squares for each in batches],
-    )
-
-
-def whole_chain(layers, batch, *, loss_fn=None):
-    """Bytes that autograd really keeps when all layers run as one graph."""
-    weights = {weight.untyped_storage().data_ptr() for layer in layers
-               for weight in layer.parameters()}  # fmt: skip
-
-    def run():
-        value = batch.inputs
-        for layer in layers:
-            value = layer(value)
-        return value if loss_fn is None else loss_fn(value, batch.labels)
-
-    _, saved = kept_storages(run)
-    return sum(size for address, size in saved.items() if address not in weights)
-
+from tests.profiled_layers import (
+    HELD_OUT,
+    MEASURED,
+    PATCHES,
+    VOCABULARY,
+    WIDTH,
+    cross_entropy,
+    micro_batch,
+    model,
+    one_thread,  # noqa: F401 - a fixture
+    profile,
+    shapes,
+    whole_chain,
+)
 
 # --- bytes
 
@@ -396,112 +260,6 @@ def test_gradients_are_given_back_after_an_error():
     with pytest.raises(RuntimeError, match="broken layer"):
         profile_layers(layers, batches, repeats=1, warmup=0)
     assert (layers[0].weight.grad == 1).all()
-
-
-# --- correction
-
-
-def test_a_measured_table_corrects_an_analytic_one():
-    measured = profile(model())
-    shape = shapes(HELD_OUT)
-    twice = dataclasses.replace(
-        measured,
-        source="analytic",
-        kinds=tuple(
-            dataclasses.replace(
-                kind,
-                forward_s=kind.forward_s.scaled(2),
-                backward_s=kind.backward_s.scaled(4),
-                kept_bytes=kind.kept_bytes.scaled(0.5),
-            )
-            for kind in measured.kinds
-        ),
-    )
-    found = twice.corrected_by(measured, shape)
-    assert found.source == "corrected"
-    np.testing.assert_allclose(found.forward(shape), measured.forward(shape))
-    np.testing.assert_allclose(found.backward(shape), measured.backward(shape))
-    np.testing.assert_allclose(found.kept(shape), measured.kept(shape))
-
-
-def small_model():
-    vision = VisionModel(layers=3, width=WIDTH, patches=PATCHES)
-    language = LanguageModel(
-        layers=2, width=WIDTH, vocabulary=VOCABULARY, heads=1, mlp_ratio=2, gated=False
-    )
-    return ModelDescription(
-        name="small", encoder=Encoder(sizes=vision, tokens_per_tile=TOKENS_PER_TILE, joined=4),
-        projector=(4 * WIDTH, WIDTH), language=language,
-    )  # fmt: skip
-
-
-def test_kinds_are_found_by_their_part_and_keep_the_form_of_their_costs():
-    shape = shapes(HELD_OUT)
-    analytic = cost_table(small_model(), tensor_parallel=1, data_parallel=4)
-    measured = profile(model(), loss_fn=cross_entropy)
-    found = analytic.corrected_by(measured, shape)
-    assert found.layers == analytic.layers
-    assert found.data_parallel == 4
-    for name in ("forward", "backward", "kept"):
-        rows = [getattr(each, name)(shape).sum(axis=1) for each in (found, measured)]
-        np.testing.assert_allclose(*rows)
-    # options that were not measured keep their share of the whole
-    share = [table.kept(shape, "mlp")[0] / table.kept(shape)[0] for table in (found, analytic)]
-    np.testing.assert_allclose(*share)
-    assert CostTable.from_json(found.to_json()) == found
-
-
-def test_kinds_that_were_not_measured_get_the_ratio_of_those_that_were():
-    shape = shapes(HELD_OUT)
-    analytic = cost_table(small_model())
-    fast = dataclasses.replace(
-        analytic,
-        kinds=tuple(
-            dataclasses.replace(kind, forward_s=kind.forward_s.scaled(0.5),
-                                backward_s=kind.backward_s.scaled(0.5))
-            for kind in analytic.kinds if kind.part in ("vision", "language")
-        ),
-        layers=("vision_block", "language_block"),
-    )  # fmt: skip
-    found = analytic.corrected_by(fast, shape)
-    np.testing.assert_allclose(found.forward(shape), analytic.forward(shape) / 2)
-    np.testing.assert_allclose(found.kept(shape), analytic.kept(shape))
-    other = dataclasses.replace(
-        fast, layers=("a",), kinds=(dataclasses.replace(fast.kinds[0], name="a", part="head"),)
-    )
-    found = analytic.corrected_by(other, shape, names={"vision_block": "a"})
-    np.testing.assert_allclose(found.forward(shape), analytic.forward(shape) / 2)
-
-
-def test_a_measured_frozen_layer_corrects_the_pass_that_it_has():
-    shape = shapes(HELD_OUT)
-    analytic = cost_table(small_model())
-    block = analytic.kind(0)
-    frozen = dataclasses.replace(
-        block, trainable=False, backward_s=block.backward_frozen_s.scaled(3),
-        backward_frozen_s=block.backward_frozen_s.scaled(3),
-        kept_bytes=block.kept_frozen_bytes, params=1,
-    )  # fmt: skip
-    measured = dataclasses.replace(analytic, kinds=(frozen,), layers=("vision_block",))
-    found = analytic.corrected_by(measured, shape).kind(0)
-    assert found.backward_s.tile == pytest.approx(3 * block.backward_s.tile)
-    assert found.kept_bytes == block.kept_bytes
-
-
-def test_tables_that_do_not_belong_together_are_refused():
-    shape = shapes(HELD_OUT)
-    analytic = cost_table(small_model())
-    with pytest.raises(ConfigError, match="of one tensor parallelism: expected 1, got 2"):
-        analytic.corrected_by(cost_table(small_model(), tensor_parallel=2), shape)
-    alone = dataclasses.replace(
-        analytic, layers=("x",),
-        kinds=(dataclasses.replace(analytic.kinds[0], name="x"),
-               dataclasses.replace(analytic.kinds[0], name="y")),
-    )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"measured kinds must belong to .*: got x, y for"):
-        analytic.corrected_by(alone, shape)
-    with pytest.raises(ConfigError, match="got 'vision_block': 'z'"):
-        analytic.corrected_by(alone, shape, names={"vision_block": "z"})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,7 @@ def _what_fits(planner: Planner) -> str:
         return "The reserve alone takes that: nothing fits."
     found = []
     most = min(table.num_layers, 4 * costs.num_stages, costs.num_stages + _MOST_TRIED)
-    if np.ndim(planner.memory_gb) == 0:  # limits of single stages say nothing about others
+    if not isinstance(planner.memory_gb, Sequence):  # limits of single stages say nothing about others
         counts = range(costs.num_stages + 1, most + 1)
         stages = next((n for n in counts if _fits(planner, stages=n)), None)
         if stages is not None:
