@@ -59,6 +59,7 @@ _MODULES = (
     "images",
     "interop",
     "kernels",
+    "loss",
     "masks",
     "metrics",
     "mixture",

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from omniload import Budget, ConfigError, DataLoader, World
 from omniload.metrics import dist_ratio
 from omniload.shards import open_shards
+from omniload.tools.cli import app
 from tests.loader_data import assert_same_run, write_data
 
 BUDGET = Budget(tokens=800, tiles=12)
@@ -95,3 +97,29 @@ def test_a_plan_taken_up_from_a_state_explains_its_steps_by_their_numbers(data):
         whole.explain(99)
     with pytest.raises(ConfigError, match="step must be an integer"):
         whole.explain("last")
+
+
+def test_the_commands_plan_as_the_loader_does_in_several_windows(data, monkeypatch):
+    monkeypatch.setattr("omniload.plan.order._WINDOW_ROWS", 7)
+    loading = loader(data)
+    assert loading.plan.num_windows > 1
+    options = ["--ranks", "3", "--accumulation", "2", "--budget-tokens", "800"]
+    options += ["--budget-tiles", "12", "--json"]
+
+    def run(*arguments):
+        done = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    for step in range(loading.plan.num_steps):
+        found = run("explain", data, "--step", step, *options)
+        assert found == json.loads(json.dumps(loading.explain(step).as_dict()))
+    (planned,) = run("plan", data, "--grouping", "buffered", *options)["rows"]
+    expected = loading.plan.figures(max_steps=200)
+    assert planned == json.loads(json.dumps(expected.as_dict()))
+
+
+def test_a_step_that_is_not_there_is_refused_by_the_command(data):
+    done = CliRunner().invoke(app, ["explain", str(data), "--step", "999"])
+    assert isinstance(done.exception, ConfigError)
+    assert "it has fewer" in str(done.exception)

@@ -22,6 +22,7 @@ from omniload.tools import (
     bench_tiles,
     bench_workers,
     doctor,
+    explain_cmd,
     index_cmd,
     inspect_cmd,
     pipeline_cmd,
@@ -48,6 +49,7 @@ bench = typer.Typer(
 
 app.command()(preprocess.preprocess)
 app.command("index")(index_cmd.index)
+app.command("explain")(explain_cmd.explain_data)
 app.command("inspect")(inspect_cmd.inspect_data)
 app.command("plan")(plan_cmd.plan_data)
 app.command("plan-pipeline")(pipeline_cmd.plan_pipeline)

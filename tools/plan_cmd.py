@@ -106,16 +106,18 @@ def plan_data(
 
     Example: `omniload plan shards/ --ranks 64 --accumulation 4 --budget-tokens 4096`
     """
+    from omniload.source import shard_starts as first_rows
     from omniload.tools.plan_plot import draw_loads, figure_class
     from omniload.types import Budget
 
     if plot is not None:
         figure_class()  # what is missing is said before the work, not after it
-    set_starts = None
-    if is_mixture_file(lengths):
-        mixed = open_data(lengths).at_epoch(epoch)  # other rows in each epoch
-        index, source = mixed.index, f"mixture {lengths.name}"
-        set_starts = getattr(mixed, "set_starts", None)
+    shard_starts = set_starts = None
+    if lengths.is_dir() or is_mixture_file(lengths):
+        rows = open_data(lengths).at_epoch(epoch)  # a mixture has other rows in each epoch
+        index, source = rows.index, str(lengths)
+        # the windows follow from where shards and sets begin, as in the loader
+        shard_starts, set_starts = first_rows(rows), getattr(rows, "set_starts", None)
     else:
         index, source = read_lengths(lengths, samples=0, seed=0)
     tiles = matched_tiles(index, budget_tokens) if budget_tiles is None else budget_tiles
@@ -132,6 +134,7 @@ def plan_data(
         cost=_cost(tile_cost),
         lp_bound=lp_bound,
         max_steps=max_steps,
+        shard_starts=shard_starts,
         set_starts=set_starts,
     )
     if plot is not None:
@@ -160,6 +163,7 @@ def compare_plans(
     cost: CostModel,
     lp_bound: bool | int = False,
     max_steps: int | None = None,
+    shard_starts: npt.NDArray[np.int64] | None = None,
     set_starts: npt.NDArray[np.int64] | None = None,
 ) -> dict[str, PlanFigures]:
     """Plan an epoch with each grouping, and measure it.
@@ -176,6 +180,7 @@ def compare_plans(
         cost: estimates times.
         lp_bound: compute the sharper bound; a number: it is known.
         max_steps: steps whose loads are measured; None: all.
+        shard_starts: first rows of the shards; see `omniload.make_plan`.
         set_starts: first rows of the sets of a mixture; see `omniload.make_plan`.
 
     Returns:
@@ -201,6 +206,7 @@ def compare_plans(
             epoch=epoch,
             oversize="drop",
             sync=sync,
+            shard_starts=shard_starts,
             set_starts=set_starts,
         )
         if len(plan.dropped) == len(index):
