@@ -119,7 +119,8 @@ def test_a_killed_worker_is_replaced_and_no_row_is_lost_or_doubled(
     os.kill(killed, signal.SIGKILL)
     seen.extend(batches)
     assert_same_run(seen, plain)
-    (told,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    # on a busy machine other warnings come too, as that the loop waits for data
+    (told,) = [text for text in caplog.messages if text.startswith("a worker ended")]
     assert f"(pid {killed}) was killed by SIGKILL" in told
     assert loading.ledger().balanced
     assert sorted(rows_of(loading)) == list(range(NUM_ROWS))  # the next epoch
