@@ -1,4 +1,4 @@
-"""How a worker process keeps its memory, and how it gets that of a batch.
+"""How workers keep their memory or give it back, and how they get that of a batch.
 
 A worker makes and frees tens of megabytes for every image. Left to itself, glibc gives them back
 to the system each time, and the system hands out zeroed pages again, 4 KiB at a time: measured, up
@@ -14,7 +14,7 @@ import sys
 from functools import cache
 from typing import Any
 
-__all__ = ["keep_freed_memory", "populate"]
+__all__ = ["give_back_freed_memory", "keep_freed_memory", "populate"]
 
 # <asm-generic/mman-common.h>, Linux 5.14
 _MADV_POPULATE_WRITE = 23
@@ -48,6 +48,22 @@ def keep_freed_memory() -> bool:
         return False
     done = mallopt(_TRIM_THRESHOLD, _KEPT_BYTES) == 1 and mallopt(_MMAP_THRESHOLD, _HEAP_BYTES) == 1
     return bool(done)
+
+
+def give_back_freed_memory() -> bool:
+    """Give what this process has freed back to the system, from all arenas of glibc.
+
+    For threads that have ended: each has freed blocks of its own, which would stay until others
+    ask for such.
+
+    Returns:
+        Whether there was any; False where the allocator is not glibc's.
+    """
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError, TypeError):  # macOS, musl, Windows
+        return False
+    return bool(trim(ctypes.c_size_t(0)))
 
 
 def populate(address: int, num_bytes: int) -> bool:

@@ -14,7 +14,11 @@ from omniload import Budget, DataLoader, World
 
 def own_bytes():
     own = psutil.Process()
-    return [p.memory_full_info().uss for p in (own, *own.children(recursive=True))]
+    # not USS: pages of libraries and shards are in it or not, by what else runs on the machine
+    return [
+        sum(part.private_dirty + part.swap for part in process.memory_maps(grouped=True))
+        for process in (own, *own.children(recursive=True))
+    ]
 
 
 def main(shards, worker_type, epochs):

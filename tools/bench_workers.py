@@ -86,9 +86,9 @@ def workers(
     notes = (
         f"{os.cpu_count()} cores; {repeats} runs of each case; processes by {start_method}. "
         "samples/s, CPU ms: batches only taken. looping samples/s, step ms: beside a training "
-        "loop, step ms being the time of its own work. MiB: private memory (USS) of all processes "
-        "at the end of the first epoch; growth %: until the end of the third. start ms: from "
-        "iter() to the first batch."
+        "loop, step ms being the time of its own work. MiB: memory of all processes that no "
+        "file holds, at the end of the first epoch; growth %: until the end of the third. start "
+        "ms: from iter() to the first batch."
     )
     emit("workers", rows, as_json, notes)
 
@@ -145,8 +145,9 @@ def _figures(case: _Case) -> dict[str, float]:
             if epoch == 2:
                 step_s.append(_train())
             last = number
-        own_bytes.append(_own_bytes())
         took = time.perf_counter() - begin
+        del batch
+        own_bytes.append(_own_bytes())
         if epoch == 1:
             figures["samples/s"] = samples / took
             figures["CPU ms"] = (_cpu_s() - used) / samples * 1e3
@@ -183,7 +184,9 @@ def _cpu_s() -> float:
 
 
 def _own_bytes() -> int:
-    return sum(process.memory_full_info().uss for process in _processes())
+    # not USS: pages of libraries and shards are in it or not, by what else runs on the machine
+    maps = (part for process in _processes() for part in process.memory_maps(grouped=True))
+    return sum(part.private_dirty + part.swap for part in maps)
 
 
 def _write(folder: Path, name: str, scale: float) -> None:

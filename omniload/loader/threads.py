@@ -21,6 +21,7 @@ from concurrent.futures import Future, wait
 
 import torch
 
+from omniload._memory import give_back_freed_memory
 from omniload.batch import PackedBatch
 from omniload.errors import WorkerError
 from omniload.loader.notes import Phase, WorkerNotes, Writer
@@ -107,6 +108,7 @@ class ThreadRun:
         if (end := self._end.detach()) is not None:
             _, call, (threads, inbox, stopping), _ = end
             call(threads, inbox, stopping, _SHORT_JOIN_S if at_once else _JOIN_S)
+            give_back_freed_memory()
 
     def _put(self) -> None:
         task = next(self._tasks, None)
