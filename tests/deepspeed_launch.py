@@ -10,7 +10,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def launch(folder, shards, size, *names, timeout=200):
+def launch(folder, shards, size, *names, timeout=400):
     """Run programs in `size` processes: what each rank saw, and what all wrote to stderr.
 
     Programs called crash_... come last; there a process may be aborted by gloo.

@@ -9,18 +9,18 @@ import os
 import sys
 import threading
 import traceback
+from argparse import Namespace
 from collections import Counter
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import deepspeed
 import psutil
 import torch
+from deepspeed.checkpoint import ds_to_universal
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
-import omniload.shards
-import omniload.transforms.tile
+import omniload
 from omniload.adapters.deepspeed import (
     BalancedPipelineModule,
     load_checkpoint,
@@ -69,10 +69,10 @@ def make_module(case, shards, layers=None):
     )
 
 
-def make_engine(case, module):
+def make_engine(case, module, *, make=make_optimizer, **changes):
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     engine, *_ = deepspeed.initialize(
-        model=module, optimizer=make_optimizer(weights), config=config_of(case)
+        model=module, optimizer=make(weights), config=config_of(case) | changes
     )
     return engine
 
@@ -217,12 +217,18 @@ def epochs(shards, folder):
     engine.train_batch(batches)
     loader.load_state_dict(states[0, 1])  # with batches of an epoch that is under way
     engine.train_batch(batches)
+    same = loader.state_dict() == states[0, 2]
+    before = loader.state_dict()["step"]
+    engine.train_batch(pipeline_batches(loader, engine))  # goes on inside the epoch
+    went_on = loader.state_dict()["step"] - before
+    loader.load_state_dict(states[0, 3])
     evaluated = float(engine.eval_batch(batches))
     return {
         "seen": seen,
         "per_epoch": len(make_loader(shards, world=engine.module.world, accumulation=3)) // 3,
         "again": again,
-        "same": loader.state_dict() == states[0, 3],
+        "went_on": went_on,
+        "same": same,
         "evaluated": evaluated,
     }
 
@@ -256,37 +262,73 @@ def refusals(shards, folder):
     refused("layers", lambda: make_module(Case(parts=(0, 4, 8), recompute=(0,) * 8), shards))
     refused("stages", lambda: make_module(Case(parts=(0, 4, 6, 9)), shards))
     refused("part", lambda: make_module(Case(parts=(0, 5, 9), recompute=("mlp",) * 9), shards))
+    frozen = make_layers(shards)
+    for layer in frozen:
+        layer.requires_grad_(False)
+    refused("all_frozen", lambda: make_module(PLAIN, shards, frozen))
+    good = make_loader(shards, world=module.world, accumulation=3)
+    refused("loss", lambda: pipeline_batches(good, engine, loss="tokens"))
+    pipeline_batches(good, engine)
+    refused("plain_loader", lambda: engine.train_batch(good))
+    refused("plain_batches", lambda: engine.train_batch(iter(good)))
     interval = {"activation_checkpoint_interval": 1}
     refused("interval", lambda: start(Case(parts=(0, 5, 9), pipeline=interval), shards))
     return found
 
 
 def reads(shards, folder):
-    """Middle stages read nothing, and the last decodes no image."""
-    case = TRIPLES["three"]
-    engine, loader = start(case, shards)
-
-    def refuse(*_args, **_kwargs):
-        raise RuntimeError("this stage must not do that")
-
+    """What each stage reads, and whether it has workers."""
+    engine, loader = start(TRIPLES["three"], shards)
     threads = threading.active_count()
     batches = pipeline_batches(loader, engine)
-    tile, shard_set = omniload.transforms.tile, omniload.shards.ShardSet
-    with ExitStack() as patches:  # other programs follow in this process
-        if not engine.is_first_stage():
-            patches.enter_context(mock.patch.object(tile, "_decoded", refuse))
-            patches.enter_context(mock.patch.object(tile.TileTransform, "_image", refuse))
-        if not (engine.is_first_stage() or engine.is_last_stage()):
-            patches.enter_context(mock.patch.object(shard_set, "read", refuse))
-        for _ in range(12):  # ten steps are an epoch
-            engine.train_batch(batches)
-        workers = bool(psutil.Process().children()) or threading.active_count() > threads
-    return {"workers": workers, "state": loader.state_dict()}
+    for _ in range(12):  # ten steps are an epoch
+        engine.train_batch(batches)
+    workers = bool(psutil.Process().children()) or threading.active_count() > threads
+    figures = loader.stats().this_epoch
+    return {"workers": workers, "state": loader.state_dict(), "bytes": figures.bytes_read}
+
+
+def moved_optimizer(shards, folder):
+    """What ZeRO-1 saved of two stages, converted by DeepSpeed and loaded under other bounds."""
+    case, other = Case(parts=(0, 5, 9), zero=1), Case(parts=(0, 3, 9), zero=1)
+    adam = partial(torch.optim.AdamW, lr=0.01)  # DeepSpeed converts the state of Adam alone
+    engine = make_engine(case, make_module(case, shards), make=adam)
+    loader = make_loader(shards, world=engine.module.world, accumulation=case.accumulation)
+    batches = pipeline_batches(loader, engine)
+    losses = [float(engine.train_batch(batches)) for _ in range(2)]
+    save_checkpoint(engine, loader, folder / "zero-1", tag="two")
+    losses += [float(engine.train_batch(batches)) for _ in range(2)]
+    engine = make_engine(other, make_module(other, shards), make=adam)
+    try:
+        load_checkpoint(engine, loader, folder / "zero-1")
+        refused = ""
+    except omniload.StateError as error:
+        refused = str(error)
+    if torch.distributed.get_rank() == 0:
+        ds_to_universal.main(
+            Namespace(
+                input_folder=str(folder / "zero-1" / "two"),
+                output_folder=str(folder / "zero-1" / "any"),
+                num_extract_workers=1,
+                num_merge_workers=1,
+                keep_temp_folder=False,
+                strict=True,
+                inject_missing_state=True,
+            )
+        )
+    torch.distributed.barrier()
+    universal = {"checkpoint": {"load_universal": True}}
+    engine = make_engine(other, make_module(other, shards), make=adam, **universal)
+    load_checkpoint(engine, loader, folder / "zero-1", tag="any")
+    batches = pipeline_batches(loader, engine)
+    moved = [float(engine.train_batch(batches)) for _ in range(2)]
+    return {"losses": losses, "refused": refused, "moved": moved}
 
 
 PROGRAMS = {
     "resumed": resumed,
     "moved": moved,
+    "moved_optimizer": moved_optimizer,
     "other_accumulation": other_accumulation,
     "epochs": epochs,
     "refusals": refusals,

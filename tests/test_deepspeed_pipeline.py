@@ -58,8 +58,8 @@ def alone(shards):
 
 @pytest.fixture(scope="module")
 def pairs(shards, tmp_path_factory):
-    names = (*ranks.PAIRS, *ranks.BF16, "resumed", "other_accumulation", "epochs", "refusals",
-             "clip_norm", "frozen_refused", "tied", "specs", "unused_float",
+    names = (*ranks.PAIRS, *ranks.BF16, "resumed", "moved_optimizer", "other_accumulation",
+             "epochs", "refusals", "clip_norm", "frozen_refused", "tied", "specs", "unused_float",
              "crash_unused_float")  # fmt: skip
     folder = tmp_path_factory.mktemp("pairs") / "out"
     return *launch(folder, shards, 2, *names), folder
@@ -175,6 +175,14 @@ def test_weights_reload_under_another_partition_and_more_stages(pairs, triples, 
         assert seen["moved"]["loss"] == pytest.approx(losses[2], abs=1e-5)
 
 
+def test_the_optimizer_moves_to_other_bounds_by_way_of_a_universal_checkpoint(pairs):
+    for seen in pairs[0]:
+        found = seen["moved_optimizer"]
+        assert found["moved"] == pytest.approx(found["losses"][2:], abs=1e-5)
+        assert "expected parts=[0, 3, 9], got [0, 5, 9]" in found["refused"]
+        assert "deepspeed.checkpoint.ds_to_universal" in found["refused"]
+
+
 def test_the_micro_batches_of_a_step_may_change_between_steps(pairs, alone):
     reference = alone(ranks.PLAIN, accumulations=(3, 3, 2))
     assert_same_training(pairs[0], reference, "other_accumulation", 3)
@@ -192,6 +200,7 @@ def test_steps_go_through_epochs_and_follow_loaded_states(pairs):
         assert first == list(range(found["per_epoch"]))
         assert [step for epoch, step in found["seen"] if epoch == 1][:3] == [0, 1, 2]
         assert found["again"] == 2
+        assert found["went_on"] == 1
         assert found["same"]
         assert math.isfinite(found["evaluated"])
 
@@ -207,6 +216,10 @@ def test_steps_go_through_epochs_and_follow_loaded_states(pairs):
         ("layers", "the plan must cover all layers of the model: expected 9, got 8"),
         ("stages", "must be a multiple of the 3 stages of the plan, got 2"),
         ("part", "needs a submodule of layer 0 (Patches) named one of mlp, ffn, feed_forward"),
+        ("all_frozen", "a layer of some stage must have a parameter to train"),
+        ("loss", "loss must be one of 'token', 'sample', 'sqrt', got 'tokens'"),
+        ("plain_loader", "what pipeline_batches(loader, engine) returned, got DataLoader"),
+        ("plain_batches", "what pipeline_batches(loader, engine) returned, got BatchIterator"),
         ("interval", "activation_checkpoint_interval must be 0"),
     ],
 )
@@ -215,11 +228,14 @@ def test_what_does_not_fit_is_refused_with_a_remedy(pairs, name, part):
     assert pairs[0][1]["refusals"][name]
 
 
-def test_middle_stages_read_nothing_and_the_last_decodes_no_image(triples):
+def test_middle_stages_read_nothing_and_the_last_no_image(triples):
     assert_same_state(triples[0], "reads")
     state = triples[0][1]["reads"]["state"]
     assert (state["epoch"], state["step"]) == (1, 2)
     assert [seen["reads"]["workers"] for seen in triples[0]] == [True, False, True]
+    first, middle, last = (seen["reads"]["bytes"] for seen in triples[0])
+    assert middle == 0
+    assert 0 < last < first / 2
 
 
 def test_tied_layers_train_as_one_module(pairs):

@@ -71,7 +71,7 @@ def load_checkpoint(
     Call it on all ranks, before `pipeline_batches` or at any time between two steps.
 
     The weights of a pipeline are saved by layer, but the state of its optimizer by stage, and under
-    ZeRO by data-parallel rank. With ZeRO-1 DeepSpeed converts that: run `python -m
+    ZeRO by data-parallel rank. DeepSpeed converts that of Adam under ZeRO-1: run `python -m
     deepspeed.checkpoint.ds_to_universal --inject_missing_state --input_folder FOLDER/TAG
     --output_folder FOLDER/OTHER`, put `"checkpoint": {"load_universal": true}` in the config, and
     load the tag OTHER.
@@ -138,7 +138,7 @@ def _check_facts(engine: Any, folder: Path, tag: str | None) -> None:
             raise StateError(
                 f"the optimizer's state in {folder / str(place)} must be of the same stages and, "
                 f"where it is shared out, data-parallel ranks: expected {name}={now}, got "
-                f"{saved.get(name)}. To keep it, convert a state of ZeRO-1 with "
+                f"{saved.get(name)}. To keep it, convert a state of Adam under ZeRO-1 with "
                 "deepspeed.checkpoint.ds_to_universal; see load_checkpoint. Or pass "
                 "load_module_only=True: weights and the loader's place are taken up, and the "
                 "optimizer begins anew."
