@@ -305,3 +305,20 @@ def test_a_rank_that_fails_leaves_none_waiting(ranks):
     one, two = ranks["failing"]
     assert "boom" in two["error"]
     assert "another rank failed" in one["error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"batch_size": 8}, r"has no batch_size.*Budget\(tokens"),
+        ({"shuffle": True}, "comes in the order in which it is read"),
+        ({"drop_last": True}, "no row is lost"),
+    ],
+)
+def test_arguments_of_torch_s_loader_are_explained(arguments, match):
+    with pytest.raises(ConfigError, match=match):
+        StreamLoader([], budget=BUDGET, world=WORLD, **arguments)
+    with pytest.raises(ConfigError, match="all else by name, got 2 positional"):
+        StreamLoader([], 8)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        StreamLoader([], budget=BUDGET, world=WORLD, shufle=True)

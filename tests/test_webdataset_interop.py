@@ -223,6 +223,15 @@ def test_commands_in_urls_are_refused_unless_allowed(tmp_path, url):
     assert len(ids(loader)) == 4
 
 
+def test_paths_patterns_and_other_makers_are_refused_at_once(tars):
+    with pytest.raises(ConfigError, match=r"open_shards\(folder\).*got str"):
+        to_webdataset("shards/")
+    with pytest.raises(ConfigError, match=r"Expand a pattern with glob.glob"):
+        open_webdataset("train-*.tar", maker=a_maker())
+    with pytest.raises(ConfigError, match=r"SampleMaker, got NoneType"):
+        open_webdataset("a.tar", maker=None)
+
+
 def test_what_is_no_sample_is_refused_or_passed_over(tmp_path):
     with wds.TarWriter(str(tmp_path / "a.tar")) as sink:
         sink.write({"__key__": "1", "jpg": image_bytes(), "txt": "One"})

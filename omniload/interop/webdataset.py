@@ -54,6 +54,11 @@ class to_webdataset:  # noqa: N801 - used as a function
     """
 
     def __init__(self, source: RowSource, rows: Sequence[int] | None = None) -> None:
+        if not isinstance(source, RowSource):
+            raise ConfigError(
+                "source must be an opened set of rows, as omniload.shards.open_shards(folder) or "
+                f"omniload.tars.open_tars(folder), got {type(source).__name__}."
+            )
         self._source = source
         self._rows = rows
 
@@ -127,6 +132,10 @@ class _Records:
     """A stage as an object, so that it can be sent to worker processes."""
 
     def __init__(self, maker: SampleMaker, on_bad_sample: str, source: str) -> None:
+        if not isinstance(maker, SampleMaker):
+            raise ConfigError(
+                f"maker must be an omniload.interop.SampleMaker, got {type(maker).__name__}."
+            )
         self._maker = maker
         self._skips = on_bad_sample == "skip"
         self._source = source
@@ -307,10 +316,16 @@ def _checked_urls(urls: str | Sequence[str], *, allow_pipe: bool) -> list[str]:
         raise ConfigError("urls must name at least one shard, got none.")
     for url in found:
         # a scheme is read whatever its case, and after blanks
-        if url.strip().lower().startswith("pipe:") and not allow_pipe:
+        is_command = url.strip().lower().startswith("pipe:")
+        if is_command and not allow_pipe:
             raise ConfigError(
                 f"a URL must name a shard, and not a command that is run: got {url!r:.200}. Give "
                 "allow_pipe=True if you trust where it comes from."
+            )
+        if not is_command and "://" not in url and "*" in url:
+            raise ConfigError(
+                "urls must name each shard, or several by braces such as {000..127}: got "
+                f"{url!r:.200}. Expand a pattern with glob.glob first."
             )
     return found
 

@@ -9,6 +9,7 @@ from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from omniload._torch_arguments import refuse_torch_arguments
 from omniload.batch import PackedBatch
 from omniload.costs import CostModel
 from omniload.grouping import DEFAULT_GROUPING
@@ -130,6 +131,7 @@ class DataLoader(LoaderView):
         ShardError: the shards are missing or damaged.
     """
 
+    @refuse_torch_arguments
     def __init__(
         self,
         source: str | os.PathLike[str] | RowSource,

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from omniload._checks import check_count
 from omniload._memory import keep_freed_memory
+from omniload._torch_arguments import refuse_torch_arguments
 from omniload.batch import PackedBatch
 from omniload.errors import ConfigError, StateError
 from omniload.packing import pack
@@ -100,6 +101,7 @@ class StreamLoader:
         ConfigError: an argument is wrong.
     """
 
+    @refuse_torch_arguments
     def __init__(
         self,
         samples: Samples,
