@@ -226,6 +226,19 @@ def test_wrong_files_are_refused(data, text, message):
         open_mixture(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sets: [{source: inner.yaml}]", r"folder or URL, got the mixture .*list its sets in"),
+        ("epoch_rows: 1.5\nsets: [{source: a, weight: 1}]", r"mix.yaml: epoch_rows of a mixture"),
+    ],
+)
+def test_what_a_mixture_refuses_names_its_file(tmp_path, text, message):
+    (tmp_path / "mix.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        open_mixture(tmp_path / "mix.yaml")
+
+
 def test_files_that_are_missing_or_too_large_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="can't be read: No such file"):
         loader(tmp_path / "no.yaml")

@@ -41,12 +41,15 @@ def open_mixture(
     """
     file = Path(path).absolute()
     described = read_mixture_file(file, cache=cache, storage=storage)
-    return Mixture(
-        described.sets,
-        seed=described.seed,
-        epoch_rows=described.epoch_rows,
-        location=str(file),
-    )
+    try:
+        return Mixture(
+            described.sets,
+            seed=described.seed,
+            epoch_rows=described.epoch_rows,
+            location=str(file),
+        )
+    except ConfigError as error:
+        raise error if str(file) in str(error) else ConfigError(f"{file}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -130,6 +130,11 @@ def open_set(entry: MixtureSet) -> RowSource:
                 "the inner mixture in the outer one."
             )
         return source
+    if os.fspath(source).endswith((".yaml", ".yml")):
+        raise ConfigError(
+            f"source of a set must be a folder or URL, got the mixture {os.fspath(source)!r:.200}: "
+            "list its sets in this one."
+        )
     return open_folder(source, cache=entry.cache, storage=entry.storage)
 
 
