@@ -68,7 +68,7 @@ class PlannedLoads:
         if not slots or self._index is None:
             return
         rows = np.concatenate([slot.all_rows for slot in slots])
-        ends = np.stack([slot.ends for slot in slots])
+        ends = np.stack([slot.ends for slot in slots if slot.ends is not None])
         tokens, tiles = self._index.num_tokens[rows].astype(np.int64), self._index.num_tiles[rows]
         running = np.zeros((3, len(rows) + 1), np.int64)
         np.cumsum([tokens, tiles, tokens * tokens], axis=1, out=running[:, 1:])
