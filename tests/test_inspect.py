@@ -180,3 +180,9 @@ def test_a_mixture_is_planned_like_shards(sets):
     facts = json.loads(done.stdout)
     assert facts["source"] == "mixture mix.yaml"
     assert {row["num_rows"] for row in facts["rows"]} == {64}
+
+
+def test_tars_without_an_index_are_sent_to_the_command_that_makes_one(tmp_path):
+    (tmp_path / "a.tar").write_bytes(bytes(1024))
+    with pytest.raises(ShardError, match="tars without an index: make one with `omniload index"):
+        open_data(tmp_path)

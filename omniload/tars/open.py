@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from omniload.cache import Cache, MissingFileError, Storage, is_url, join_url, shown_url
 from omniload.errors import ShardError
@@ -29,8 +30,14 @@ def open_folder(
     """
     text = os.fspath(path)
     if not is_url(text):
-        opener = open_tars if is_tar_set(text) else open_shards
-        return opener(text, cache=cache, storage=storage)
+        if is_tar_set(text):
+            return open_tars(text, cache=cache, storage=storage)
+        if not (Path(text) / MANIFEST_NAME).exists() and any(Path(text).glob("*.tar")):
+            raise ShardError(
+                f"{text} has tars without an index: make one with `omniload index {text}`, or "
+                "shards with `omniload preprocess`."
+            )
+        return open_shards(text, cache=cache, storage=storage)
     try:
         return open_shards(text, cache=cache, storage=storage)
     except MissingFileError as error:
