@@ -114,10 +114,10 @@ def plan_data(
         figure_class()  # what is missing is said before the work, not after it
     shard_starts = set_starts = None
     if lengths.is_dir() or is_mixture_file(lengths):
-        rows = open_data(lengths).at_epoch(epoch)  # a mixture has other rows in each epoch
-        index, source = rows.index, str(lengths)
+        opened = open_data(lengths).at_epoch(epoch)  # a mixture has other rows in each epoch
+        index, source = opened.index, str(lengths)
         # the windows follow from where shards and sets begin, as in the loader
-        shard_starts, set_starts = first_rows(rows), getattr(rows, "set_starts", None)
+        shard_starts, set_starts = first_rows(opened), getattr(opened, "set_starts", None)
     else:
         index, source = read_lengths(lengths, samples=0, seed=0)
     tiles = matched_tiles(index, budget_tokens) if budget_tiles is None else budget_tiles
