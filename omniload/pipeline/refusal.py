@@ -73,7 +73,8 @@ def _what_fits(planner: Planner) -> str:
         return "The reserve alone takes that: nothing fits."
     found = []
     most = min(table.num_layers, 4 * costs.num_stages, costs.num_stages + _MOST_TRIED)
-    if not isinstance(planner.memory_gb, Sequence):  # limits of single stages say nothing about others
+    # limits of single stages say nothing about other numbers of them
+    if not isinstance(planner.memory_gb, Sequence):
         counts = range(costs.num_stages + 1, most + 1)
         stages = next((n for n in counts if _fits(planner, stages=n)), None)
         if stages is not None:
