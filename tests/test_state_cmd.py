@@ -108,7 +108,8 @@ def test_what_is_no_state_is_refused_and_never_run(state, tmp_path):
     for content, message in (
         (b"{", "must be JSON, but can't be read"),
         (b"{}", "holds no state of omniload"),
-        (b"\x80something", "must be JSON or a checkpoint that torch.load reads"),
+        (b"\x80something", r"must be JSON or a checkpoint that torch.save wrote: its first bytes"),
+        (b"", "first bytes are b''"),
     ):
         path.write_bytes(content)
         with pytest.raises(StateError, match=message):

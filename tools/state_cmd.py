@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -157,6 +158,12 @@ def _read(path: Path) -> Any:
             return json.loads(path.read_bytes())
         except (ValueError, RecursionError) as error:
             raise StateError(f"{path} must be JSON, but can't be read: {error}.") from None
+    if not zipfile.is_zipfile(path):  # torch would only speak of how it maps memory
+        raise StateError(
+            f"{path} must be JSON or a checkpoint that torch.save wrote: its first bytes are "
+            f"{head[:8]!r}, and it is no zip file, as checkpoints are. Give the file into which "
+            "the training loop saved state_dict()."
+        )
     import torch
 
     try:
@@ -164,8 +171,8 @@ def _read(path: Path) -> Any:
     except Exception as error:  # torch raises many kinds for what is no checkpoint
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise StateError(
-            f"{path} must be JSON or a checkpoint that torch.load reads with weights_only=True, "
-            f"which runs nothing in it: {reason[0]}"
+            f"{path} must be a checkpoint that torch.load reads with weights_only=True, which runs "
+            f"nothing in it: {reason[0]}"
         ) from None
 
 

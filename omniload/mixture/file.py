@@ -145,13 +145,8 @@ def _read(file: Path) -> Any:
         raise ConfigError(f"the mixture {file} can't be read: {error.strerror}.") from None
     if len(data) > _LARGEST_FILE:
         raise ConfigError(f"a mixture file must have at most {_LARGEST_FILE} bytes ({file}).")
-    try:
-        import yaml
-    except ImportError:
-        raise ConfigError(
-            "a mixture in a YAML file needs PyYAML: pip install pyyaml; or make an "
-            "omniload.mixture.Mixture in Python."
-        ) from None
+    import yaml
+
     try:
         # aliases could make a small file a huge value
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(data, yaml.SafeLoader)):
