@@ -433,8 +433,10 @@ def test_wrong_arguments_are_named(data, arguments, message):
 
 
 def test_a_source_of_another_kind_is_refused():
-    with pytest.raises(ConfigError, match=r"source must be a folder .* got list"):
+    with pytest.raises(ConfigError, match=r"source must be a folder .* got list.*StreamLoader"):
         loader([1, 2])
+    with pytest.raises(ConfigError, match=r"got list\. Several sets make a mixture"):
+        loader(["one/", "two/"])
 
 
 def test_a_misspelt_argument_is_not_swallowed(data):

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,12 @@ def test_a_cache_goes_with_a_url_only(server, data, tmp_path):
     cache = Cache(folder=tmp_path / "cache")
     with pytest.raises(ConfigError, match=r"give cache=Cache"):
         loader(server.url)
+    with pytest.raises(ConfigError, match=r"two slashes .*Give 's3://bucket/set', as a str"):
+        loader(Path("s3://bucket/set"))
+    with pytest.raises(ConfigError, match=r"the protocol of a URL must be one of http.*'htp://x'"):
+        loader("htp://x")
+    with pytest.raises(ConfigError, match="pipe: runs a program"):
+        loader("pipe:cat x")
     with pytest.raises(ConfigError, match="read in place"):
         loader(data, cache=cache)
     with pytest.raises(ConfigError, match="this source is open already"):

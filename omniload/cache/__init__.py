@@ -11,7 +11,7 @@ from omniload.cache.config import Cache, Storage
 from omniload.cache.entry import Entry
 from omniload.cache.remote import RemoteFolder, make_client
 from omniload.cache.transport import MissingFileError
-from omniload.cache.url import is_url, join_url, shown_url
+from omniload.cache.url import check_path, is_url, join_url, shown_url
 
 __all__ = [
     "Cache",
@@ -20,6 +20,7 @@ __all__ = [
     "MissingFileError",
     "RemoteFolder",
     "Storage",
+    "check_path",
     "is_url",
     "join_url",
     "make_client",

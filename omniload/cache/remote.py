@@ -7,7 +7,7 @@ from typing import Any
 from omniload.cache.client import CacheClient
 from omniload.cache.config import Cache, Storage
 from omniload.cache.entry import Entry
-from omniload.cache.url import join_url, shown_url
+from omniload.cache.url import check_url, join_url, shown_url
 from omniload.errors import ConfigError
 
 __all__ = ["RemoteFolder", "make_client"]
@@ -85,6 +85,7 @@ def make_client(url: str, cache: Any, storage: Any, *, what: str) -> CacheClient
     Raises:
         ConfigError: no cache, or one that can't be used; a protocol that is not read.
     """
+    check_url(url)
     if not isinstance(cache, Cache):
         raise ConfigError(
             f"{what} at a URL ({shown_url(url)}) are read through a folder of this machine: give "

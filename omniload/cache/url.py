@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -9,6 +10,7 @@ from omniload.errors import ConfigError
 
 __all__ = [
     "PROTOCOLS",
+    "check_path",
     "check_url",
     "is_url",
     "join_url",
@@ -29,6 +31,20 @@ def is_url(text: str) -> bool:
 def protocol_of(url: str) -> str:
     """Return the protocol of a URL, in small letters."""
     return url.partition(":")[0].lower()
+
+
+def check_path(text: str) -> None:
+    """Check that a path is not a URL that has lost a slash, as pathlib.Path makes of one.
+
+    Raises:
+        ConfigError: it begins as a URL does, and is not there.
+    """
+    protocol, mark, rest = text.partition(":/")
+    if mark and protocol.lower() in PROTOCOLS and not os.path.lexists(text):
+        raise ConfigError(
+            f"a URL must have two slashes behind the protocol, got {shown_url(text)[:80]!r}. Give "
+            f"'{protocol}://{rest[:80]}', as a str: a pathlib.Path makes one slash of two."
+        )
 
 
 def check_url(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,23 @@ def _checked(source: Any) -> RowSource:
     if not isinstance(source, RowSource):
         raise ConfigError(
             "source must be a folder that `omniload preprocess` wrote, or an opened set of rows "
-            f"(omniload.source.RowSource), got {type(source).__name__}."
+            f"(omniload.source.RowSource), got {type(source).__name__}.{_other_way(source)}"
         )
     return source
+
+
+def _other_way(source: Any) -> str:
+    """Say what takes what is no source."""
+    if isinstance(source, (list, tuple)) and all(
+        isinstance(one, (str, os.PathLike, RowSource)) for one in source
+    ):
+        return (
+            " Several sets make a mixture: omniload.Mixture([omniload.MixtureSet(source=...), "
+            "...])."
+        )
+    if isinstance(source, Iterable) or callable(source) or hasattr(source, "__getitem__"):
+        return (
+            " omniload.StreamLoader takes samples as they come; where you know all lengths "
+            "beforehand, omniload.PlanBatchSampler plans for a data set of your own."
+        )
+    return ""

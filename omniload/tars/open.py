@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from omniload.cache import Cache, MissingFileError, Storage, is_url, join_url, shown_url
+from omniload.cache import (
+    Cache,
+    MissingFileError,
+    Storage,
+    check_path,
+    is_url,
+    join_url,
+    shown_url,
+)
 from omniload.errors import ShardError
 from omniload.shards import MANIFEST_NAME, ShardSet, open_shards
 from omniload.tars.manifest import SET_NAME, is_tar_set
@@ -25,11 +33,12 @@ def open_folder(
         storage: for a URL: how to fetch.
 
     Raises:
-        ConfigError: a URL without a cache, or a cache without a URL.
+        ConfigError: a URL without a cache, or a cache without a URL; a protocol that is not read.
         ShardError: neither is there, or it is damaged.
     """
     text = os.fspath(path)
     if not is_url(text):
+        check_path(text)
         if is_tar_set(text):
             return open_tars(text, cache=cache, storage=storage)
         if not (Path(text) / MANIFEST_NAME).exists() and any(Path(text).glob("*.tar")):
