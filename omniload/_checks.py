@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAX_INT32",
+    "MAX_INT63",
     "check_choice",
     "check_count",
     "check_device",
@@ -26,6 +27,10 @@ __all__ = [
 
 #: Offsets and tokens are int32.
 MAX_INT32 = 2**31 - 1
+#: Seeds and rows are int64.
+MAX_INT63 = 2**63 - 1
+
+_WIDTHS = (MAX_INT32, MAX_INT63)
 
 
 def check_count(
@@ -44,7 +49,7 @@ def check_count(
         name: of the setting.
         value: what was given.
         least: the smallest that is valid.
-        most: the largest.
+        most: the largest; named where it is a choice of ours, or was passed.
         of: what is counted.
         remedy: a sentence, after the message.
         or_none: say that None is valid too, which the caller has dealt with.
@@ -56,7 +61,7 @@ def check_count(
     if not is_whole or not least <= value <= most:
         raise ConfigError(
             f"{name} must be an integer of at least {least}"
-            f"{f' and at most {most}' if most != MAX_INT32 or _is_above(value, most) else ''}"
+            f"{f' and at most {most}' if most not in _WIDTHS or _is_above(value, most) else ''}"
             f"{f' {of}' if of else ''}{', or None' if or_none else ''}, got {value!r}."
             f"{f' {remedy}' if remedy else ''}"
         )

@@ -12,7 +12,8 @@ PACKAGE = ROOT / "omniload"
 
 # each layer may import itself's bottom row and the names listed; siblings never meet below loader
 BOTTOM = {"errors", "types", "index", "source", "world", "rng", "costs", "flops", "metrics",
-          "_checkout", "_checks", "_checksum", "_jit", "_memory", "_torch_arguments"}  # fmt: skip
+          "_checkout", "_checks", "_checksum", "_jit", "_memory", "_torch_arguments",
+          "_workers"}  # fmt: skip
 ALLOWED = {
     "grouping": {"_native"},
     "plan": {"grouping", "balance", "bounds", "_native"},

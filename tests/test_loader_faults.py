@@ -78,8 +78,9 @@ def test_a_failing_transform_is_named_with_its_cause(data, num_workers):
     with pytest.raises(SampleError, match=message) as caught:
         list(loader(data, num_workers=num_workers, transform=own(data, Failing)))
     if num_workers:
-        # the worker's traceback travels as text
-        assert 'raise KeyError("no such colour")' in str(caught.value)
+        # the worker's traceback travels as text, and beside the message
+        assert str(caught.value).startswith("the transform failed")
+        assert 'raise KeyError("no such colour")' in str(caught.value.__cause__)
     else:
         assert isinstance(caught.value.__cause__, KeyError)
 

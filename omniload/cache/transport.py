@@ -17,7 +17,7 @@ __all__ = ["Interrupted", "MissingFileError", "Reply", "Transport", "make_transp
 class MissingFileError(ShardError):
     """The other end has no such file, or doesn't show it to us."""
 
-    def __init__(self, message: str, *, url: str) -> None:
+    def __init__(self, message: str, *, url: str = "") -> None:
         super().__init__(message)
         self.url = url
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omniload._checks import MAX_INT63, check_count
 from omniload.errors import ConfigError, SampleError
 from omniload.loader.exclude import Exclude
-from omniload.loader.options import check_count
 from omniload.types import SkippedSample
 from omniload.world import World
 
@@ -50,7 +50,7 @@ class BadSampleOptions:
                     f"max_bad_samples must be a count or a share from 0.0 to 1.0, got {most!r}."
                 )
         else:
-            check_count("max_bad_samples", most, least=0)
+            check_count("max_bad_samples", most, most=MAX_INT63)
         if self.quarantine is None:
             return
         if not isinstance(self.quarantine, (str, os.PathLike)):

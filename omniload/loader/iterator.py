@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Callable, Iterator
 
+from omniload._workers import release_frames
 from omniload.batch import PackedBatch
 from omniload.errors import StateError, WorkerError
 from omniload.loader.run import DiedError, LateError, Run
@@ -74,7 +74,7 @@ class BatchIterator(Iterator[PackedBatch]):
             self._leave(at_once=not is_own)
             self._on_error()
             if has_processes:
-                _release_frames(error)
+                release_frames(error)
             raise
         self._on_batch(batch)
         return batch
@@ -137,7 +137,7 @@ class BatchIterator(Iterator[PackedBatch]):
             "A second time in this iteration would be an error. %s",
             self._deaths[0],  # a log record that held the error would hold the workers
         )
-        _release_frames(died)
+        release_frames(died)
         self._run = self._restart()
 
     def _too_late(self, waited_s: float) -> str:
@@ -148,12 +148,3 @@ class BatchIterator(Iterator[PackedBatch]):
             "prefetch_factor, or mend what hangs there; the state of the loader still stands "
             "before that batch."
         )
-
-
-def _release_frames(error: BaseException) -> None:
-    # whoever keeps the error (a notebook, a debugger) would keep torch's iterator in its frames,
-    # and with it the worker processes; what went wrong in them is in the error's text
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__

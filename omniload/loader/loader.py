@@ -9,7 +9,9 @@ from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from omniload._checks import check_count
 from omniload._torch_arguments import refuse_torch_arguments
+from omniload._workers import WorkerOptions, check_picklable
 from omniload.batch import PackedBatch
 from omniload.costs import CostModel
 from omniload.grouping import DEFAULT_GROUPING
@@ -18,7 +20,6 @@ from omniload.loader.checks import choose_transform, compare_over_ranks
 from omniload.loader.course import Course
 from omniload.loader.exclude import Exclude, excluded_rows
 from omniload.loader.iterator import BatchIterator
-from omniload.loader.options import WorkerOptions, check_count
 from omniload.loader.reads import dataset_for
 from omniload.loader.reports import Metrics, Reporter
 from omniload.loader.run import Run
@@ -26,7 +27,7 @@ from omniload.loader.settings import LoaderSettings
 from omniload.loader.sources import open_source
 from omniload.loader.tally import Tally
 from omniload.loader.tasks import Walk
-from omniload.loader.transform import check_filler, check_picklable
+from omniload.loader.transform import check_filler
 from omniload.loader.view import LoaderView
 from omniload.loader.worker import PackDataset
 from omniload.loader.workers import Workers
@@ -214,7 +215,8 @@ class DataLoader(LoaderView):
         if tail == "filler" or bad.skips:
             check(self._transform, self._source, with_image=self._course.has_images)
         if options.uses_processes:
-            check_picklable(self._transform, multiprocessing_context)
+            name = type(self._transform).__name__
+            check_picklable(f"the transform {name}", self._transform, multiprocessing_context)
         self._bad = BadSamples(bad, world=self.world, data=self._source.fingerprint)
         self._compared = False
         self._world_is_given = world is not None
@@ -268,7 +270,7 @@ class DataLoader(LoaderView):
         Raises:
             ConfigError: not a count.
         """
-        check_count("epoch", epoch, least=0, most=2**53)
+        check_count("epoch", epoch, most=2**53)
         self._compared = False  # whether this rank moves or not: others may
         if self._course.go_to_epoch(int(epoch)):
             self._retire(f"this iterator was ended by set_epoch({epoch}).")

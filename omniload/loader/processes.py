@@ -17,6 +17,7 @@ from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import Dataset, get_worker_info
 
 from omniload._memory import keep_freed_memory
+from omniload._workers import as_raised
 from omniload.batch import PackedBatch
 from omniload.loader.notes import Phase, WorkerNotes, Writer
 from omniload.loader.post_mortem import PostMortem
@@ -126,7 +127,8 @@ class ProcessRun:
                 if pinning is None or pinning.is_alive():
                     raise LateError from None
             if not is_about_workers(error):
-                raise
+                found = as_raised(error)
+                raise found from found.__cause__
             raise DiedError(self._deaths()) from error
 
     def places(self) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from omniload._checks import MAX_INT63, check_count, check_flag
 from omniload.costs import CostModel
 from omniload.errors import ConfigError
 from omniload.grouping import get_grouping
 from omniload.index import LengthIndex
-from omniload.loader.options import check_count, check_flag
 from omniload.padding import Padding
 from omniload.plan import StepPlan, make_plan
 from omniload.plan.balance import Balance, check_balance, choose_balance
@@ -61,10 +61,10 @@ class LoaderSettings:
                 raise ConfigError(
                     f"{name} must be an omniload.{kind.__name__}, got {type(value).__name__}."
                 )
-        check_count("seed", self.seed, least=0)
+        check_count("seed", self.seed, most=MAX_INT63)
         check_count("accumulation", self.accumulation, least=1, most=_MOST_MICRO_STEPS)
         if self.window_rows is not None:
-            check_count("window_rows", self.window_rows, least=1)
+            check_count("window_rows", self.window_rows, least=1, most=MAX_INT63)
         check_flag("shuffle", self.shuffle)
         for name in ("seed", "accumulation", "window_rows"):
             # NumPy integers would not be JSON in the state

@@ -1,10 +1,7 @@
-"""Checks of a user's transform before the first batch: fingerprint, filler, lengths, pickling."""
+"""Checks of a user's transform before the first batch: fingerprint, filler, lengths."""
 
 from __future__ import annotations
 
-import multiprocessing
-import pickle
-from multiprocessing.context import BaseContext
 from typing import Any
 
 import numpy as np
@@ -16,7 +13,7 @@ from omniload.source import RowSource
 from omniload.transforms import Transform, transform_from_settings
 from omniload.types import IGNORE_INDEX, Budget, Record, Sample
 
-__all__ = ["check_filler", "check_fingerprint", "check_picklable", "given_lengths"]
+__all__ = ["check_filler", "check_fingerprint", "given_lengths"]
 
 #: It stands in every state, which stays below one kilobyte.
 _LONGEST_FINGERPRINT = 64
@@ -138,40 +135,6 @@ def _tile_shape(
         return tuple(sample.tiles.shape[-2:])
     except Exception:  # whatever fails here is reported when its row comes, with its place
         return filler
-
-
-def check_picklable(transform: Transform, context: str | BaseContext | None) -> None:
-    """Check that a transform can be sent to worker processes that are not forked.
-
-    Args:
-        transform: the transform.
-        context: how worker processes start; None: as Python does by default.
-
-    Raises:
-        ConfigError: it can't be pickled.
-    """
-    method = context.get_start_method() if isinstance(context, BaseContext) else context
-    # the first that is listed is the default where the program hasn't chosen one
-    method = method or multiprocessing.get_start_method(allow_none=True)
-    method = method or multiprocessing.get_all_start_methods()[0]
-    if method == "fork":
-        return
-    try:
-        pickle.Pickler(_Nowhere()).dump(transform)
-    except Exception as error:
-        raise ConfigError(
-            f"the transform {type(transform).__name__} must be picklable, because worker processes "
-            f"start by {method!r}: {type(error).__name__}: {error}. Define its functions and "
-            "classes at the top of a module, not inside a function and not as a lambda; or use "
-            "multiprocessing_context='fork', or num_workers=0."
-        ) from error
-
-
-class _Nowhere:
-    """Takes what is written and keeps nothing."""
-
-    def write(self, data: Any) -> int:
-        return len(data)
 
 
 def _wrong_filler(with_image: bool, wanted: str, got: str) -> ConfigError:

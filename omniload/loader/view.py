@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from omniload._checks import MAX_INT63, check_count
 from omniload.errors import ConfigError
 from omniload.index import LengthIndex
 from omniload.loader.checks import gather_over_ranks
 from omniload.loader.course import Course
 from omniload.loader.explain import Explanation, check_step, explain_step
 from omniload.loader.ledger import Ledger
-from omniload.loader.options import check_count
 from omniload.loader.settings import LoaderSettings
 from omniload.loader.spans import over_ranks
 from omniload.loader.stats import Stats
@@ -155,7 +155,7 @@ class LoaderView:
         Cost: the epoch is planned once more up to that step, some 0.3 s for each 250 000 rows; the
         last plan is kept for the next call.
         """
-        check_count("step", step, least=0)
+        check_count("step", step, most=MAX_INT63)
         place, plan = self._course.place, self._course.plan
         if self._apart is None or self._apart[0] is not plan:
             self._apart = (plan, *self._course.plans_apart())

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
+from omniload._workers import WorkerOptions
 from omniload.batch import PackedBatch
 from omniload.errors import WorkerError
 from omniload.loader.notes import WorkerNotes
-from omniload.loader.options import WorkerOptions
 from omniload.loader.post_mortem import PostMortem
 from omniload.loader.processes import (
     NotedDataset,

@@ -1,19 +1,22 @@
-"""How workers run, as checked values; and the checks that all arguments share."""
+"""How workers run, as checked values; what can be sent to them, and the errors that come back."""
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
+import pickle
+import traceback
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any
 
-import numpy as np
 import torch.multiprocessing
 
-from omniload.errors import ConfigError
+from omniload._checks import check_choice, check_count, check_flag
+from omniload.errors import ConfigError, OmniloadError
 
-__all__ = ["WorkerOptions", "check_count", "check_flag"]
+__all__ = ["WorkerOptions", "as_raised", "check_picklable", "release_frames"]
 
-_INT63_MAX = 2**63 - 1
 #: beyond these no run makes sense, and memory ends before any error
 _MOST_PREFETCHED = 1024
 _MOST_WORKERS = 4096
@@ -22,6 +25,8 @@ _LONGEST_WAIT_S = 366 * 24 * 3600
 #: how long the workers are waited for until it is looked if they live
 _SLICE_S = 1.0
 _WORKER_TYPES = ("auto", "process", "thread")
+#: how torch begins what a worker raised
+_WRAPPED = "Caught "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +40,9 @@ class WorkerOptions:
     num_workers: int
     pin_memory: bool
     prefetch_factor: int
-    persistent_workers: bool
     timeout: float
     multiprocessing_context: str | BaseContext | None
+    persistent_workers: bool = False
     worker_type: str = "auto"
 
     def __post_init__(self) -> None:
@@ -45,11 +50,7 @@ class WorkerOptions:
         check_count("prefetch_factor", self.prefetch_factor, least=1, most=_MOST_PREFETCHED)
         check_flag("pin_memory", self.pin_memory)
         check_flag("persistent_workers", self.persistent_workers)
-        if not isinstance(self.worker_type, str) or self.worker_type not in _WORKER_TYPES:
-            raise ConfigError(
-                f"worker_type must be one of {', '.join(map(repr, _WORKER_TYPES))}, got "
-                f"{self.worker_type!r}."
-            )
+        check_choice("worker_type", self.worker_type, _WORKER_TYPES)
         timeout = self.timeout
         is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
         if not is_number or not 0 <= timeout <= _LONGEST_WAIT_S:
@@ -104,23 +105,77 @@ class WorkerOptions:
         }
 
 
-def check_count(name: str, value: Any, *, least: int, most: int = _INT63_MAX) -> None:
-    """Check that an argument is an integer from `least` to `most`.
+def check_picklable(what: str, value: Any, context: str | BaseContext | None) -> None:
+    """Check that a value can be sent to worker processes that are not forked.
+
+    Args:
+        what: what it is, for the message.
+        value: the value.
+        context: how worker processes start; None: as Python does by default.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it can't be pickled.
     """
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_integer or not least <= value <= most:
-        limit = "" if most == _INT63_MAX else f" and at most {most}"
-        raise ConfigError(f"{name} must be an integer of at least {least}{limit}, got {value!r}.")
+    method = context.get_start_method() if isinstance(context, BaseContext) else context
+    # the first that is listed is the default where the program hasn't chosen one
+    method = method or multiprocessing.get_start_method(allow_none=True)
+    method = method or multiprocessing.get_all_start_methods()[0]
+    if method == "fork":
+        return
+    try:
+        pickle.Pickler(_Nowhere()).dump(value)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} must be picklable, because worker processes start by {method!r}: "
+            f"{type(error).__name__}: {error}. Define its functions and classes at the top of a "
+            "module, not inside a function and not as a lambda; or use "
+            "multiprocessing_context='fork', or num_workers=0."
+        ) from error
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Check that an argument is True or False.
+class _Nowhere:
+    """Takes what is written and keeps nothing."""
 
-    Raises:
-        ConfigError: it is not.
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+class _WorkerTraceback(Exception):  # noqa: N818 - a text, and never raised
+    """The traceback of a worker process as text, for the cause of an error."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def as_raised(error: Exception) -> Exception:
+    """Give an error of ours as the worker process raised it, where torch wrapped its text.
+
+    torch makes an error of the same type whose text is the whole traceback; here that becomes the
+    cause, as in `concurrent.futures`.
     """
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} must be True or False, got {value!r}.")
+    said = str(error)
+    if not isinstance(error, OmniloadError) or not said.startswith(_WRAPPED):
+        return error
+    kind = type(error)
+    head = f"\n{kind.__module__}.{kind.__qualname__}: "
+    _, mark, message = said.rpartition(head)
+    if not mark:
+        return error
+    found = copy.copy(error)
+    found.args = (message.strip(),)
+    found.__cause__ = _WorkerTraceback(said)
+    return found
+
+
+def release_frames(error: BaseException) -> None:
+    """Let go of what the frames of an error hold, as torch's iterator and with it processes.
+
+    Whoever keeps the error (a notebook, a debugger) would else keep them; what went wrong in them
+    is in its text.
+    """
+    left: list[BaseException | None] = [error]
+    while left:
+        seen = left.pop()
+        if seen is not None:
+            traceback.clear_frames(seen.__traceback__)
+            left += [seen.__cause__, seen.__context__]
