@@ -91,8 +91,12 @@ class WorkerOptions:
         """Seconds to wait for a batch before it is looked if the workers live."""
         return min(self.timeout or _SLICE_S, _SLICE_S)
 
-    def torch_arguments(self) -> dict[str, Any]:
-        """Return the arguments for torch's DataLoader, which refuses some without workers."""
+    def torch_arguments(self, *, timeout_s: float) -> dict[str, Any]:
+        """Return the arguments for torch's DataLoader, which refuses some without workers.
+
+        Args:
+            timeout_s: how long torch itself waits for a batch; 0: without end.
+        """
         if self.num_workers == 0:
             return {"num_workers": 0, "pin_memory": self.pin_memory}
         return {
@@ -100,7 +104,7 @@ class WorkerOptions:
             "pin_memory": self.pin_memory,
             "prefetch_factor": self.prefetch_factor,
             "persistent_workers": self.persistent_workers,
-            "timeout": self.slice_s,
+            "timeout": timeout_s,
             "multiprocessing_context": self.multiprocessing_context,
         }
 

@@ -54,6 +54,12 @@ def failing(part):
         yield text(1000 * part.rank + i, 30)
 
 
+def opening(part):
+    if part.rank == 1:
+        raise ValueError("boom")
+    return [text(i, 30) for i in range(10)]
+
+
 def modality(folder):
     from omniload.shards import open_shards
     from omniload.transforms import transform_from_settings
@@ -79,8 +85,9 @@ def of_kind(kind, folder, rank):
     """A loader, and the samples that all ranks together must get of it."""
     if kind == "modality":
         return modality(folder)
-    source = failing if kind == "failing" else Unequal(empty=kind == "empty")
-    counts = [] if kind == "failing" else source.counts()
+    broken = {"failing": failing, "opening": opening}
+    source = broken.get(kind, Unequal(empty=kind == "empty"))
+    counts = [] if kind in broken else source.counts()
     return StreamLoader(
         source,
         budget=Budget(tokens=64),
@@ -124,7 +131,7 @@ def main(folder):
     if rank == 0:
         write_data(folder / "data", num_rows=24)
     torch.distributed.barrier()
-    kinds = ("unequal", "workers", "empty", "modality", "failing")
+    kinds = ("unequal", "workers", "empty", "modality", "failing", "opening")
     facts = {kind: run(kind, folder, rank) for kind in kinds}
     (folder / f"{rank}.json").write_text(json.dumps(facts))
     torch.distributed.destroy_process_group()

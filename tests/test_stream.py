@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -97,9 +98,8 @@ def test_the_same_stream_gives_the_same_batches():
 
 
 def test_one_iterable_is_not_read_by_several_workers():
-    loader = StreamLoader([text(0, 3)], budget=BUDGET, num_workers=2, world=WORLD)
     with pytest.raises(ConfigError, match=r"function of a StreamPart.*each worker would read"):
-        list(loader)
+        StreamLoader([text(0, 3)], budget=BUDGET, num_workers=2, world=WORLD)
     with pytest.raises(ConfigError, match="an iterator can't be sent to worker processes"):
         StreamLoader(iter([text(0, 3)]), budget=BUDGET, num_workers=1, world=WORLD)
 
@@ -163,6 +163,9 @@ def test_left_out_samples_at_the_end_are_counted_too():
         ({"samples": 3}, "samples must be iterable, or a function"),
         ({"samples": [3]}, "must give omniload.Sample or omniload.Record, got int"),
         ({"samples": lambda part: 3}, "must give something iterable"),
+        ({"samples": lambda: []}, r"function of one argument.*with the arguments \(\)"),
+        ({"samples": "shards/"}, r"got str: 'shards/'. .* read by omniload.DataLoader"),
+        ({"samples": [{"__key__": "1"}]}, r"got dict \(item 0\)\. .*records_stage\(maker\)"),
         ({"samples": [], "budget": 3}, "budget must be an omniload.Budget"),
         ({"samples": [], "buffer": 0}, "buffer must be between 1"),
         ({"samples": [], "transform": 3}, "transform must follow"),
@@ -249,6 +252,45 @@ def test_uniform_modality_gives_text_beside_images_a_dummy(tmp_path):
     assert loader.counts.samples == 24
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"timeout": -1}, "timeout must be seconds, at least 0"),
+        ({"timeout": "5"}, "timeout must be seconds.*got '5'"),
+        ({"multiprocessing_context": "nope"}, "multiprocessing_context must be one of .*'nope'"),
+        ({"pin_memory": "yes"}, "pin_memory must be True or False"),
+        ({"samples": lambda part: [], "multiprocessing_context": "spawn"},
+         r"samples \(function\) must be picklable, because worker processes start by 'spawn'.*'fork'"),
+    ],
+)  # fmt: skip
+def test_what_workers_can_t_use_is_refused_before_they_start(arguments, match):
+    options = {"samples": Numbers(3), "budget": BUDGET, "num_workers": 2, **arguments}
+    with pytest.raises(ConfigError, match=match):
+        StreamLoader(**options, world=WORLD)
+
+
+def test_an_error_of_ours_in_a_worker_comes_with_its_own_message():
+    def too_long(part):
+        return [text(0, 5), text(1, 65)]
+
+    loader = StreamLoader(too_long, budget=BUDGET, num_workers=1, world=WORLD)
+    with pytest.raises(
+        ConfigError, match=r"^every sample must fit .* oversize='drop'\.$"
+    ) as caught:
+        list(loader)
+    assert "in _lengths" in str(caught.value.__cause__)
+
+
+def test_a_stream_that_hangs_is_not_taken_for_one_that_needs_memory():
+    def hanging(part):
+        yield text(0, 5)
+        time.sleep(600)
+
+    loader = StreamLoader(hanging, budget=BUDGET, num_workers=1, world=WORLD, timeout=0.5)
+    with pytest.raises(WorkerError, match=r"expected one within timeout=0.5 s\. What opens"):
+        list(loader)
+
+
 class Dying:
     def __call__(self, part):
         yield text(0, 5)
@@ -301,8 +343,9 @@ def test_text_beside_images_of_another_rank_gets_an_image_too(ranks):
     assert max(one["tokens"] + two["tokens"]) <= 800
 
 
-def test_a_rank_that_fails_leaves_none_waiting(ranks):
-    one, two = ranks["failing"]
+@pytest.mark.parametrize("kind", ["failing", "opening"])
+def test_a_rank_that_fails_leaves_none_waiting(ranks, kind):
+    one, two = ranks[kind]
     assert "boom" in two["error"]
     assert "another rank failed" in one["error"]
 

@@ -150,7 +150,7 @@ class Workers:
                 worker_init_fn=start_worker,
                 # torch would else draw a seed from the user's global generator
                 generator=self._generator,
-                **self._options.torch_arguments(),
+                **self._options.torch_arguments(timeout_s=self._options.slice_s),
             )
         return self._loader
 

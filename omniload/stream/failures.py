@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import traceback
-
+from omniload._workers import as_raised
 from omniload.errors import WorkerError
 
-__all__ = ["explained", "release_frames"]
+__all__ = ["explained"]
 
 
-def explained(error: Exception) -> Exception:
-    """Give the error to raise: one of ours where torch says that a worker has ended."""
+def explained(error: Exception, *, timeout_s: float) -> Exception:
+    """Give the error to raise: one of ours where torch says that a worker ended or is late."""
     said = str(error)
-    if type(error) is RuntimeError and said.startswith("DataLoader "):
+    if type(error) is not RuntimeError or not said.startswith("DataLoader "):
+        return as_raised(error)
+    if said.startswith("DataLoader timed out"):
         found = WorkerError(
-            f"a worker process of the stream ended, or gave nothing in time ({said}). The usual "
-            "cause is memory: lower buffer, num_workers or prefetch_factor."
+            f"no worker gave a batch in time: expected one within timeout={timeout_s} s. What "
+            "opens or reads the stream hangs there, or is slower than that: mend it, or raise "
+            "timeout, num_workers or prefetch_factor."
         )
-        found.__cause__ = error
-        return found
-    return error
-
-
-def release_frames(error: BaseException) -> None:
-    """Let go of what the frames of an error hold; what went wrong is in its text."""
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen = seen.__cause__ or seen.__context__
+    else:
+        found = WorkerError(
+            f"a worker process of the stream ended ({said}). The usual cause is memory: lower "
+            "buffer, num_workers or prefetch_factor."
+        )
+    found.__cause__ = error
+    return found

@@ -9,22 +9,19 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.context import BaseContext
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
-
-from omniload._checks import check_count
-from omniload._memory import keep_freed_memory
+from omniload._checks import check_count, check_flag
 from omniload._torch_arguments import refuse_torch_arguments
+from omniload._workers import WorkerOptions, check_picklable, release_frames
 from omniload.batch import PackedBatch
-from omniload.errors import ConfigError, StateError
+from omniload.errors import StateError
 from omniload.packing import pack
 from omniload.padding import Padding
-from omniload.rng import derive
 from omniload.stream.agree import Agreement
-from omniload.stream.failures import explained, release_frames
+from omniload.stream.failures import explained
 from omniload.stream.fillers import Fillers
-from omniload.stream.packer import Dropped, Made, make_batches
-from omniload.stream.settings import Samples, StreamPart, StreamSettings, open_part
+from omniload.stream.packer import Dropped, Made
+from omniload.stream.settings import Samples, StreamPart, StreamSettings, check_samples
+from omniload.stream.workers import start_stream
 from omniload.transforms import Transform
 from omniload.types import Budget, Sample
 from omniload.world import World
@@ -124,9 +121,16 @@ class StreamLoader:
         multiprocessing_context: str | BaseContext | None = None,
         process_group: Any = None,
     ) -> None:
-        check_count("num_workers", num_workers, most=4096)
         check_count("accumulation", accumulation, least=1, most=1 << 20)
-        check_count("prefetch_factor", prefetch_factor, least=1, most=1024)
+        check_flag("uniform_modality", uniform_modality)
+        self._options = WorkerOptions(
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor,
+            timeout=timeout,
+            multiprocessing_context=multiprocessing_context,
+        )
+        check_samples(samples, num_workers=num_workers)
         self._world = World.from_env() if world is None else world
         self._accumulation = int(accumulation)
         self._fillers = Fillers(transform, filler)
@@ -145,26 +149,16 @@ class StreamLoader:
             dummy_tokens=dummy,
         )
         self._is_once = isinstance(samples, Iterator)
-        if self._is_once and num_workers:
-            raise ConfigError(
-                "an iterator can't be sent to worker processes: got "
-                f"{type(samples).__name__} with num_workers={num_workers}. Give a function of a "
-                "StreamPart that opens the stream, or num_workers=0."
-            )
-        part = StreamPart(
+        if num_workers:
+            for what, value in (("samples", samples), ("the transform", transform)):
+                name = f"{what} ({type(value).__name__})"
+                check_picklable(name, value, multiprocessing_context)
+        self._samples = samples
+        self._part = StreamPart(
             rank=self._world.dp_rank,
             num_ranks=self._world.dp_world_size,
             num_workers=max(num_workers, 1),
         )
-        self._dataset = _Stream(samples, self._settings, part)
-        self._arguments: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
-        if num_workers:
-            self._arguments |= {
-                "prefetch_factor": prefetch_factor,
-                "timeout": timeout,
-                "multiprocessing_context": multiprocessing_context,
-                "worker_init_fn": _start_worker,
-            }
         self._group = process_group
         self._agreement: Agreement | None = None
         self._begun = 0
@@ -183,21 +177,11 @@ class StreamLoader:
             )
         if self._agreement is None:
             self._agreement = Agreement(self._world, self._group)
-        part = replace(self._dataset.part, epoch=self._begun)
-        dataset = _Stream(self._dataset.samples, self._settings, part)
+        part = replace(self._part, epoch=self._begun)
         self._begun += 1
         self.counts = StreamCounts()
-        generator = torch.Generator()
-        # torch would else draw a seed from the user's global generator
-        generator.manual_seed(derive(self._settings.seed, part.epoch, part.rank) >> 1)
-        made: DataLoader[Made] = DataLoader(
-            dataset,
-            batch_size=None,
-            collate_fn=_identity,
-            generator=generator,
-            **self._arguments,
-        )
-        return self._steps(iter(made), self._agreement, self._begun)
+        made = start_stream(self._samples, self._settings, part, self._options)
+        return self._steps(made, self._agreement, self._begun)
 
     def _steps(
         self, made: Iterator[Made], agreement: Agreement, number: int
@@ -208,7 +192,7 @@ class StreamLoader:
             batches, failure = self._collect(made)
             facts = _facts(batches, self._accumulation, failed=failure is not None)
             if failure is not None:
-                if self._arguments["num_workers"]:
+                if self._options.num_workers:
                     # whoever keeps the error would keep torch's iterator in its frames, and a
                     # garbage collection closes the queues to the workers before it ends them
                     release_frames(failure)
@@ -246,7 +230,7 @@ class StreamLoader:
                 if found.batch is not None:
                     batches.append(found)
         except Exception as error:
-            return batches, explained(error)
+            return batches, explained(error, timeout_s=self._options.timeout)
         return batches, None
 
     def _filled(self, made: Made | None, has_tiles: bool) -> PackedBatch:
@@ -274,20 +258,6 @@ class StreamLoader:
                 self.counts.listed.append(dropped)
 
 
-class _Stream(IterableDataset[Made]):
-    """What each worker process holds: its part of the stream, and how it is packed."""
-
-    def __init__(self, samples: Samples, settings: StreamSettings, part: StreamPart) -> None:
-        self.samples = samples
-        self.part = part
-        self._settings = settings
-
-    def __iter__(self) -> Iterator[Made]:
-        info = get_worker_info()
-        part = self.part if info is None else replace(self.part, worker=info.id)
-        return make_batches(open_part(self.samples, part), self._settings, part)
-
-
 def _facts(batches: list[Made], accumulation: int, *, failed: bool) -> list[float]:
     """What the ranks sum: failures, batches, loss totals, and tiles of each micro-step."""
     tiles = [made.batch.num_tiles for made in batches if made.batch is not None]
@@ -300,11 +270,3 @@ def _facts(batches: list[Made], accumulation: int, *, failed: bool) -> list[floa
         *tiles,
         *[0] * (accumulation - len(tiles)),
     ]
-
-
-def _start_worker(worker: int) -> None:
-    keep_freed_memory()
-
-
-def _identity(made: Any) -> Any:
-    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,9 +130,15 @@ class _Packer:
             if self._settings.transform is None:
                 raise ConfigError("a stream of records needs a transform=, got None.")
             return item if item.row >= 0 else replace(item, row=number)
+        hint = ""
+        if isinstance(item, Mapping) and "__key__" in item:
+            hint = (
+                " Samples of webdataset become records by omniload.interop.records_stage(maker), "
+                "as omniload.interop.open_webdataset(urls, maker=maker) does by itself."
+            )
         raise ConfigError(
             "a stream must give omniload.Sample or omniload.Record, got "
-            f"{type(item).__name__} (item {self._arrived - 1})."
+            f"{type(item).__name__} (item {self._arrived - 1}).{hint}"
         )
 
     def _lengths(self, item: Sample | Record) -> tuple[int, int] | None:

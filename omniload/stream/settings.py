@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from omniload._checks import check_count
+from omniload._checks import MAX_INT63, check_count
 from omniload.errors import ConfigError
 from omniload.grouping.buffered import BufferedSettings
 from omniload.padding import Padding
+from omniload.source import RowSource
 from omniload.transforms import Transform
 from omniload.types import Budget, Record, Sample
 
-__all__ = ["Samples", "StreamPart", "StreamSettings", "open_part"]
+__all__ = ["Samples", "StreamPart", "StreamSettings", "check_samples", "open_part"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,7 @@ class StreamSettings:
             raise ConfigError(
                 f"budget must be an omniload.Budget, got {type(self.budget).__name__}."
             )
-        check_count("seed", self.seed, least=0)
+        check_count("seed", self.seed, most=MAX_INT63)
         if self.transform is not None and not isinstance(self.transform, Transform):
             raise ConfigError(
                 "transform must follow omniload.transforms.Transform (callable, fingerprint, "
@@ -99,30 +102,65 @@ class StreamSettings:
         )
 
 
-def open_part(samples: Samples, part: StreamPart) -> Iterator[Any]:
+def check_samples(samples: Any, *, num_workers: int) -> None:
+    """Check what a stream is made of, as far as that shows before it is opened.
+
+    Args:
+        samples: as `StreamLoader` got them.
+        num_workers: worker processes of this rank.
+
+    Raises:
+        ConfigError: it is neither iterable nor a function of a `StreamPart`; a path or an opened
+            set; or one iterable for worker processes that can't share it.
+    """
+    kind = type(samples).__name__
+    if isinstance(samples, (str, os.PathLike, RowSource)):
+        raise ConfigError(
+            f"samples must be a function of a StreamPart, or iterable, got {kind}: "
+            f"{samples!r:.80}. Shards, indexed tars and mixtures are read by "
+            "omniload.DataLoader(source)."
+        )
+    if isinstance(samples, Iterator) and num_workers:
+        raise ConfigError(
+            f"an iterator can't be sent to worker processes: got {kind} with "
+            f"num_workers={num_workers}. Give a function of a StreamPart that opens the stream, or "
+            "num_workers=0."
+        )
+    if isinstance(samples, Iterable):
+        if num_workers > 1:
+            raise ConfigError(
+                "samples must be a function of a StreamPart where several workers read: got "
+                f"{kind} with num_workers={num_workers}, of which each worker would read "
+                "everything. Give a function that opens part `part.index` of `part.count`, or "
+                "num_workers=1."
+            )
+        return
+    if not callable(samples):
+        raise ConfigError(f"samples must be iterable, or a function of a StreamPart, got {kind}.")
+    try:
+        signature = inspect.signature(samples)
+    except (TypeError, ValueError):
+        return  # of some functions in C nobody knows it
+    try:
+        signature.bind(StreamPart())
+    except TypeError:
+        raise ConfigError(
+            "samples must be a function of one argument, the StreamPart that it opens, got one "
+            f"with the arguments {signature}."
+        ) from None
+
+
+def open_part(samples: Samples, part: StreamPart) -> Iterable[Any]:
     """Begin to read a part of a stream.
 
     Raises:
-        ConfigError: it is neither iterable nor a function that gives something iterable, or it is
-            one iterable for several worker processes, which would each read all of it.
+        ConfigError: the function gives nothing iterable.
     """
     if isinstance(samples, Iterable):
-        if part.num_workers > 1:
-            raise ConfigError(
-                "samples must be a function of a StreamPart where several workers read: got "
-                f"{type(samples).__name__} with num_workers={part.num_workers}, of which each "
-                "worker would read everything. Give a function that opens part `part.index` of "
-                "`part.count`, or num_workers=1."
-            )
-        return iter(samples)
-    if not callable(samples):
-        raise ConfigError(
-            "samples must be iterable, or a function of a StreamPart, got "
-            f"{type(samples).__name__}."
-        )
+        return samples
     opened: Any = samples(part)
     if not isinstance(opened, Iterable):
         raise ConfigError(
             f"samples must give something iterable for a StreamPart, got {type(opened).__name__}."
         )
-    return iter(opened)
+    return opened
