@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import webdataset as wds
 
-from omniload.errors import ConfigError, SampleError
+from omniload.errors import ConfigError, SampleError, ShardError
 from omniload.images import InternVLTiles
 from omniload.interop import (
     SampleMaker,
@@ -20,7 +20,7 @@ from omniload.interop import (
     to_webdataset,
 )
 from omniload.shards import open_shards
-from omniload.stream import StreamLoader
+from omniload.stream import StreamLoader, StreamPart
 from omniload.tars import open_tars
 from omniload.tools.index_run import index_tars
 from omniload.tools.preprocess_run import preprocess_data
@@ -212,9 +212,9 @@ def test_its_shards_are_a_stream_of_ours(tmp_path, num_workers):
 
 @pytest.mark.parametrize("url", ["pipe:echo pwned >&2", " PIPE:cat x", "{pipe:a,pipe:b}"])
 def test_commands_in_urls_are_refused_unless_allowed(tmp_path, url):
-    with pytest.raises(ConfigError, match=r"not a command that is run: got .*allow_pipe=True"):
-        open_webdataset(["a.tar", url], maker=a_maker())
     path = wds_shards(tmp_path, count=4)[0]
+    with pytest.raises(ConfigError, match=r"not a command that is run: got .*allow_pipe=True"):
+        open_webdataset([path, url], maker=a_maker())
     stream = open_webdataset(f"pipe:cat {path}", maker=a_maker(), allow_pipe=True)
     loader = StreamLoader(
         stream, budget=BUDGET, transform=transform_from_settings(a_maker().settings()),
@@ -230,6 +230,19 @@ def test_paths_patterns_and_other_makers_are_refused_at_once(tars):
         open_webdataset("train-*.tar", maker=a_maker())
     with pytest.raises(ConfigError, match=r"SampleMaker, got NoneType"):
         open_webdataset("a.tar", maker=None)
+
+
+def test_a_shard_that_can_t_be_read_is_an_error_of_ours(tmp_path):
+    path = Path(wds_shards(tmp_path, count=4)[0])
+    with pytest.raises(ShardError, match=r"got '.*000001.tar', which is not there .* by braces"):
+        open_webdataset(f"{tmp_path}/00000{{0..1}}.tar", maker=a_maker())
+    with pytest.raises(ShardError, match="which is a folder"):
+        open_webdataset(str(tmp_path), maker=a_maker())
+    opened = open_webdataset(str(path), maker=a_maker())
+    for content in (None, b"no tar"):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(ShardError, match=rf"webdataset can read, .*Error: .*{path.name}"):
+            list(opened(StreamPart()))
 
 
 def test_what_is_no_sample_is_refused_or_passed_over(tmp_path):

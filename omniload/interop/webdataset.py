@@ -7,12 +7,14 @@ they mean is decided as for indexed tars: see `omniload.tars.samples`.
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from omniload.batch import PackedBatch
 from omniload.conversations import record_key, refusal
-from omniload.errors import ConfigError, SampleError
+from omniload.errors import ConfigError, SampleError, ShardError
 from omniload.images import image_kind
 from omniload.padding import Padding
 from omniload.source import RowSource
@@ -277,6 +279,7 @@ def open_webdataset(
 
     Raises:
         ConfigError: no URL, or one that is not allowed.
+        ShardError: a path where no tar is; later, a shard that can't be read.
     """
     stage = records_stage(maker, on_bad_sample=on_bad_sample, source=source)
     return _Shards(_checked_urls(urls, allow_pipe=allow_pipe), stage)
@@ -299,7 +302,18 @@ class _Shards:
         samples = webdataset.DataPipeline(
             webdataset.SimpleShardList(mine), webdataset.tarfile_to_samples()
         )
-        return self._stage(samples)
+        return self._stage(_read(samples))
+
+
+def _read(samples: Iterable[Any]) -> Iterator[Any]:
+    """Give what webdataset reads; what can't be read is an error of ours, which names the shard."""
+    try:
+        yield from samples
+    except (OSError, ValueError, tarfile.TarError) as error:
+        raise ShardError(
+            "a shard must be a tar that webdataset can read, but it failed with "
+            f"{type(error).__name__}: {error}."
+        ) from error
 
 
 def _checked_urls(urls: str | Sequence[str], *, allow_pipe: bool) -> list[str]:
@@ -326,6 +340,14 @@ def _checked_urls(urls: str | Sequence[str], *, allow_pipe: bool) -> list[str]:
             raise ConfigError(
                 "urls must name each shard, or several by braces such as {000..127}: got "
                 f"{url!r:.200}. Expand a pattern with glob.glob first."
+            )
+        # braces are easily counted wrong; others of webdataset's places show when they are read
+        is_path = not is_command and ":" not in url
+        if is_path and (Path(url).is_dir() or not Path(url).exists()):
+            raise ShardError(
+                f"a URL must name a tar, got {url!r:.200}, which "
+                f"{'is a folder' if Path(url).is_dir() else 'is not there'} (in {Path.cwd()}). "
+                "Name each tar of a folder, by braces or glob.glob."
             )
     return found
 
