@@ -168,6 +168,7 @@ def as_raised(error: Exception) -> Exception:
     found = copy.copy(error)
     found.args = (message.strip(),)
     found.__cause__ = _WorkerTraceback(said)
+    release_frames(error)  # torch's own frames hold it, and it holds them
     return found
 
 

@@ -1,6 +1,7 @@
 """Streams without an index: nothing lost, nothing doubled, equal steps on all ranks, no hang."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -279,6 +280,7 @@ def test_an_error_of_ours_in_a_worker_comes_with_its_own_message():
     ) as caught:
         list(loader)
     assert "in _lengths" in str(caught.value.__cause__)
+    assert not multiprocessing.active_children()  # though the error is kept
 
 
 def test_a_stream_that_hangs_is_not_taken_for_one_that_needs_memory():

@@ -13,7 +13,7 @@ from omniload._checks import check_count, check_flag
 from omniload._torch_arguments import refuse_torch_arguments
 from omniload._workers import WorkerOptions, check_picklable, release_frames
 from omniload.batch import PackedBatch
-from omniload.errors import StateError
+from omniload.errors import OmniloadError, StateError
 from omniload.packing import pack
 from omniload.padding import Padding
 from omniload.stream.agree import Agreement
@@ -199,7 +199,11 @@ class StreamLoader:
                 del made
                 agreement.sum(facts)
                 raise failure
-            found = agreement.sum(facts)
+            try:
+                found = agreement.sum(facts)
+            except OmniloadError:
+                del made  # as above
+                raise
             if not found[1]:
                 return
             self.counts.steps += 1
