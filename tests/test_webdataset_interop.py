@@ -1,6 +1,9 @@
 """The real webdataset on both sides: its shards are read here, our samples run in its pipelines."""
 
 import gc
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +35,7 @@ from tests.data_makers import image_bytes, turns
 from tests.tar_makers import RECIPE, header_of, overwrite, picture, tar_members
 
 BUDGET = Budget(tokens=1000, tiles=24)
+ROOT = Path(__file__).resolve().parent.parent
 
 # webdataset 1.0.2 leaves the files of its shards to the garbage collection
 pytestmark = [
@@ -262,6 +266,29 @@ def test_what_is_no_sample_is_refused_or_passed_over(tmp_path):
         records_stage(a_maker(), on_bad_sample="x")
     with pytest.raises(ConfigError, match="at least one shard"):
         open_webdataset([], maker=a_maker())
+
+
+def test_the_programs_of_the_docs_run_as_they_stand(tmp_path):
+    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    streams = text[text.index("**Streams.**") : text.index("## Shards in a bucket")]
+    programs = re.findall(r"```python\n(.*?)```", streams, re.DOTALL)
+    for i, path in enumerate(wds_shards(tmp_path)):
+        Path(path).rename(tmp_path / f"train-{i:06d}.tar")
+    lines = [{"id": f"{i}", "messages": [{"role": "user", "content": "And?"},
+                                         {"role": "assistant", "content": f"{i}"}]}
+             for i in range(10)]  # fmt: skip
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    said = []
+    for name, program in zip(("talks.py", "shards.py"), programs, strict=True):
+        (tmp_path / name).write_text(program)
+        done = subprocess.run(
+            [sys.executable, name], cwd=tmp_path, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.splitlines())
+    assert "samples=10, fillers=0" in said[0][-1]
+    assert (said[1][0].split()[0], said[1][-1]) == ("24", "24")
 
 
 def test_importing_the_package_does_not_import_webdataset():
