@@ -12,7 +12,7 @@ import numpy.typing as npt
 from omniload.index import LengthIndex
 from omniload.types import Record
 
-__all__ = ["RowSource", "lengths_of", "read_tokens", "shard_starts"]
+__all__ = ["RowSource", "key_of", "lengths_of", "read_tokens", "shard_starts"]
 
 
 @runtime_checkable
@@ -88,6 +88,25 @@ def lengths_of(source: RowSource, row: int) -> tuple[int, int, int]:
         return found
     index = source.index
     return int(index.num_tokens[row]), int(index.num_tiles[row]), int(index.num_loss_tokens[row])
+
+
+def key_of(source: RowSource, row: int) -> str | None:
+    """Say the key of a row, where that takes no image, no text and no download.
+
+    Args:
+        source: any; one with a method `key_of` is asked by that.
+        row: a row of it.
+
+    Returns:
+        `Record.key`; None: the row would have to be read.
+
+    Raises:
+        ConfigError: no such row.
+        ShardError: what would say it is missing or damaged.
+    """
+    own = getattr(source, "key_of", None)
+    found: str | None = None if own is None else own(row)
+    return found
 
 
 def read_tokens(source: RowSource, row: int) -> Record:

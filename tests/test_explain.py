@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 from omniload import Budget, ConfigError, DataLoader, World
 from omniload.metrics import dist_ratio
 from omniload.shards import open_shards
+from omniload.tars import open_tars
 from omniload.tools.cli import app
 from tests.loader_data import assert_same_run, write_data
+from tests.tar_makers import indexed
 
 BUDGET = Budget(tokens=800, tiles=12)
 NUM_ROWS = 30
@@ -61,6 +63,7 @@ def test_the_steps_of_an_epoch_hold_each_row_once_with_its_place(data):
     for one in rows:
         assert one.shard == shards.shard_names[shards.locate(one.row)[0]]
         assert one.tokens == shards.index.num_tokens[one.row]
+        assert one.key == shards.read(one.row).key
     assert json.loads(json.dumps(explained.as_dict()))["slots"][0]["micro_step"] == 0
 
 
@@ -117,6 +120,17 @@ def test_the_commands_plan_as_the_loader_does_in_several_windows(data, monkeypat
     (planned,) = run("plan", data, "--grouping", "buffered", *options)["rows"]
     expected = loading.plan.figures(max_steps=200)
     assert planned == json.loads(json.dumps(expected.as_dict()))
+
+
+def test_rows_of_tars_have_their_keys_and_costs_are_those_of_the_mean(tmp_path):
+    tars = open_tars(indexed(tmp_path / "tars", (9,)))
+    loading = DataLoader(tars, budget=BUDGET, world=World(dp_rank=0, dp_world_size=2))
+    explained = loading.explain(0)
+    for slot in explained.slots:
+        assert [one.key for one in slot.rows] == [tars.read(one.row).key for one in slot.rows]
+    cost = explained.slots[0].cost / explained.mean_cost
+    assert f"cost {cost:.3f} of the mean" in str(explained)
+    assert "1 tiles" not in str(explained)
 
 
 def test_a_step_that_is_not_there_is_refused_by_the_command(data):

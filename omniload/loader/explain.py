@@ -9,17 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from omniload.costs import REFERENCE_COST, CostModel
-from omniload.errors import ConfigError
+from omniload.errors import ConfigError, ShardError
 from omniload.index import LengthIndex
 from omniload.loader.settings import LoaderSettings
 from omniload.metrics import dist_ratio
-from omniload.source import RowSource
+from omniload.source import RowSource, key_of
 from omniload.types import Budget, Groups
 
 __all__ = ["ExplainedSlot", "Explanation", "RowPlace", "check_step", "explain_step"]
 
 _NAMES = ("tokens", "tiles", "cost")
 _SHOWN_ROWS = 6
+_SHOWN_CHARS = 60  # of a key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class RowPlace:
         set: the set of a mixture that it is of; "": no mixture.
         shard: name of the shard.
         shard_row: row in it.
+        key: its name in the source, or in the set of the mixture; None: it is not at hand without
+            reading the row, as at a URL, or the shard is damaged.
         tokens: its tokens.
         tiles: its tiles.
         loss_tokens: its tokens that give loss.
@@ -40,6 +43,7 @@ class RowPlace:
     set: str
     shard: str
     shard_row: int
+    key: str | None
     tokens: int
     tiles: int
     loss_tokens: int
@@ -106,6 +110,11 @@ class Explanation:
     moved: int
     fillers: int
 
+    @property
+    def mean_cost(self) -> float:
+        """Estimated time of a slot, the mean over all; 1.0 where there is none."""
+        return sum(slot.cost for slot in self.slots) / max(len(self.slots), 1) or 1.0
+
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain JSON values."""
         found = asdict(self)
@@ -123,13 +132,15 @@ class Explanation:
                 f"{name} {self.dist_before[name]:.1%} -> {self.dist[name]:.1%}" for name in _NAMES
             )
             lines.append(
-                f"waiting, before and after balance: {', '.join(ratios)}; {self.moved} rows moved"
+                f"waiting, before and after balance: {', '.join(ratios)}; "
+                f"{_count(self.moved, 'row')} moved"
             )
         lines.append(
-            f"{sum(len(slot.rows) for slot in self.slots)} rows in {len(self.slots)} slots, "
-            f"{self.fillers} fillers"
+            f"{_count(sum(len(slot.rows) for slot in self.slots), 'row')} in "
+            f"{_count(len(self.slots), 'slot')}, {_count(self.fillers, 'filler')}"
         )
-        lines += [_shown(slot) for slot in self.slots]
+        mean = self.mean_cost
+        lines += [_shown(slot, slot.cost / mean) for slot in self.slots]
         return "\n".join(lines)
 
 
@@ -156,8 +167,9 @@ def explain_step(
     sums = _sums(step, source.index, cost, size)
     loads = {name: sums[name].sum(axis=0) for name in _NAMES}
     mean = float(loads["cost"].mean())
+    places = _places(step, source)
     slots = tuple(
-        _slot(step, number, source, sums, size=size, budget=settings.budget)
+        _slot(step, number, places, sums, size=size, budget=settings.budget)
         for number in range(len(step))
     )
     return Explanation(
@@ -224,7 +236,7 @@ def _moved(before: Groups, after: Groups) -> int:
 def _slot(
     step: Groups,
     number: int,
-    source: RowSource,
+    places: dict[int, RowPlace],
     sums: dict[str, npt.NDArray[np.float64]],
     *,
     size: int,
@@ -242,8 +254,13 @@ def _slot(
         cost=float(sums["cost"][place]),
         fill_tokens=tokens / budget.tokens,
         fill_tiles=tiles / budget.tiles if budget.tiles else None,
-        rows=tuple(_place(row, source) for row in rows.tolist()),
+        rows=tuple(places[row] for row in rows.tolist()),
     )
+
+
+def _places(step: Groups, source: RowSource) -> dict[int, RowPlace]:
+    """Find the rows of a step, in the order in which they lie, so that each shard opens once."""
+    return {row: _place(row, source) for row in sorted(step.rows.tolist())}
 
 
 def _place(row: int, source: RowSource) -> RowPlace:
@@ -255,24 +272,42 @@ def _place(row: int, source: RowSource) -> RowPlace:
         set="" if names is None else names[int(source.source_of([row])[0])],  # type: ignore[attr-defined]
         shard=source.shard_names[shard],
         shard_row=shard_row,
+        key=_key(row, source),
         tokens=int(index.num_tokens[row]),
         tiles=int(index.num_tiles[row]),
         loss_tokens=int(index.num_loss_tokens[row]),
     )
 
 
-def _shown(slot: ExplainedSlot) -> str:
+def _key(row: int, source: RowSource) -> str | None:
+    try:
+        return key_of(source, row)
+    except ShardError:  # the plan is known all the same
+        return None
+
+
+def _shown(slot: ExplainedSlot, cost: float) -> str:
     if slot.is_filler:
         return f"  micro-step {slot.micro_step}, rank {slot.rank}: filler"
     fill = f"{slot.fill_tokens:.0%} of tokens"
     if slot.fill_tiles is not None:
         fill += f", {slot.fill_tiles:.0%} of tiles"
-    rows = ", ".join(
-        f"{one.row} ({one.shard}:{one.shard_row}, {one.tokens} tokens, {one.tiles} tiles)"
-        for one in slot.rows[:_SHOWN_ROWS]
-    )
+    rows = ", ".join(_shown_row(one) for one in slot.rows[:_SHOWN_ROWS])
     more = len(slot.rows) - _SHOWN_ROWS
     return (
-        f"  micro-step {slot.micro_step}, rank {slot.rank}: {slot.tokens} tokens, {slot.tiles} "
-        f"tiles, cost {slot.cost:.4g}; {fill}; rows {rows}{f' and {more} more' if more > 0 else ''}"
+        f"  micro-step {slot.micro_step}, rank {slot.rank}: {_count(slot.tokens, 'token')}, "
+        f"{_count(slot.tiles, 'tile')}, cost {cost:.3f} of the mean; {fill}; rows {rows}"
+        f"{f' and {more} more' if more > 0 else ''}"
     )
+
+
+def _shown_row(one: RowPlace) -> str:
+    key = "" if one.key is None else f" {one.key!r:.{_SHOWN_CHARS}}"
+    return (
+        f"{one.row}{key} ({one.shard}:{one.shard_row}, {_count(one.tokens, 'token')}, "
+        f"{_count(one.tiles, 'tile')})"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)

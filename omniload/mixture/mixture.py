@@ -222,6 +222,10 @@ class Mixture:
         """Read one row of epoch 0 as `read` does, without image files where the set can."""
         return self._first.read_tokens(row)
 
+    def key_of(self, row: int) -> str | None:
+        """Say the key of a row of epoch 0 in its set; None: it would have to be read."""
+        return self._first.key_of(row)
+
     def lengths_of(self, row: int) -> tuple[int, int, int]:
         """Say how long a row of epoch 0 is: (num_tokens, num_tiles, num_loss_tokens)."""
         return self._first.lengths_of(row)

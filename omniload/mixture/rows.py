@@ -17,7 +17,7 @@ from omniload.index import LengthIndex
 from omniload.mixture.agree import source_name
 from omniload.mixture.part import RowPart, choose_rows
 from omniload.rng import derive
-from omniload.source import RowSource, read_tokens, shard_starts
+from omniload.source import RowSource, key_of, read_tokens, shard_starts
 from omniload.types import Record
 
 __all__ = ["MixtureRows", "OpenSet"]
@@ -201,6 +201,11 @@ class MixtureRows:
         """Read one row as `read` does, without image files where the set can."""
         one, inner = self._set_of(row)
         return _as_of(one, read_tokens(one.source, inner), row)
+
+    def key_of(self, row: int) -> str | None:
+        """Say the key that a row has in its set; None: it would have to be read."""
+        one, inner = self._set_of(row)
+        return key_of(one.source, inner)
 
     def _set_of(self, row: int) -> tuple[OpenSet, int]:
         number, inner = self.origin(row)

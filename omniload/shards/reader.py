@@ -145,6 +145,16 @@ class ShardSet:
         """
         return self._read(row, tokens_only=True)
 
+    def key_of(self, row: int) -> str | None:
+        """Say the key of a row; None for a URL, whose shard might have to be fetched.
+
+        Raises:
+            ConfigError: no such row.
+            ShardError: the shard is missing or damaged.
+        """
+        shard, local = self.locate(row)
+        return None if self.remote is not None else self._open(shard).key(local)
+
     def _read(self, row: int, *, tokens_only: bool) -> Record:
         shard, local = self.locate(row)
         record = self._open(shard).record(local, row=int(row), tokens_only=tokens_only)

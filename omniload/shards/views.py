@@ -124,6 +124,18 @@ class OpenedShard:
             )
         )
 
+    def key(self, local: int) -> str:
+        """Cut the key of a row out.
+
+        Raises:
+            ShardError: what is around it is damaged.
+        """
+        number, place = divmod(local, self._rows_per_batch)
+        try:
+            return self._batch(number).text(_KEY, place)
+        except OUTSIDE as error:
+            raise damaged(self._path, f"batch {number}: {error}") from None
+
     def record(self, local: int, *, row: int, tokens_only: bool = False) -> Record:
         """Cut one row out; image files are copied.
 

@@ -145,6 +145,19 @@ class TarSet:
             )
         return record
 
+    def key_of(self, row: int) -> str | None:
+        """Say the key of a row, as the side file has it; None for a URL, which might be fetched.
+
+        Raises:
+            ConfigError: no such row.
+            ShardError: tar or side file are missing, or not those that were indexed.
+        """
+        tar, local = self.locate(row)
+        if self.remote is not None:
+            return None
+        side = self.files.open(tar).side
+        return side.key(int(side.rows[local]))
+
     def _record(
         self, group: Sequence[Member], content: _Contents, *, row: int, key: str, entry: TarEntry
     ) -> Record:
