@@ -120,6 +120,7 @@ def inspect(*arguments):
 def test_tars_are_shown_like_shards(sets):
     facts = inspect(sets / "tars", "--sample", "2")
     assert (facts["kind"], facts["rows"], facts["shards"]) == ("tars", 9, 1)
+    assert facts["fingerprint"] == open_data(sets / "tars").fingerprint
     assert facts["bytes"] == sum(path.stat().st_size for path in (sets / "tars").glob("*.tar"))
     assert [sample["key"] for sample in facts["samples"]] == ["0000", "0004"]
     assert facts["samples"][0]["messages"][0]["role"] == "user"
@@ -178,7 +179,7 @@ def test_a_mixture_is_planned_like_shards(sets):
     done = CliRunner().invoke(app, [*arguments, "--ranks", "2"])
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
-    assert facts["source"] == "mixture mix.yaml"
+    assert facts["source"] == str(sets / "mix.yaml")
     assert {row["num_rows"] for row in facts["rows"]} == {64}
 
 

@@ -42,7 +42,7 @@ def describe(data: RowSource, *, num_samples: int = 3, epoch: int = 0) -> dict[s
         "rows": len(rows),
         "shards": len(rows.shard_names),
         "bytes": _bytes(data),
-        "fingerprint": getattr(manifest, "fingerprint", data.fingerprint),
+        "fingerprint": data.fingerprint,  # as states hold it
         "settings": settings,
         "source_tilings": settings.get("source_tilings", {}),
         "sources": dict(data.sources),
