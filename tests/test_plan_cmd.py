@@ -189,6 +189,8 @@ def test_what_is_not_there_is_one_message_and_exit_code_1(tmp_path):
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith(f"{error}: ")
         assert "Traceback" not in done.stderr
+    with pytest.raises(ConfigError, match=r"there is no such file or folder. For data at a URL"):
+        run("s3://bucket/set")
     with pytest.raises(ShardError):
         run(tmp_path)
 

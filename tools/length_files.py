@@ -77,6 +77,12 @@ def read_length_file(path: Path) -> LengthIndex:
 
 
 def _read_table(path: Path) -> Any:
+    if not path.exists():
+        raise ConfigError(
+            f"{path} must be a folder of shards or tars, a mixture, or a file of lengths: there is "
+            "no such file or folder. For data at a URL name it in the .yaml file of a mixture, "
+            "with a cache."
+        )
     import pyarrow
     import pyarrow.csv
     import pyarrow.parquet
