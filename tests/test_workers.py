@@ -5,8 +5,10 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -300,3 +302,22 @@ def test_threads_end_with_their_iterator(data):
 def test_an_unknown_type_of_worker_is_refused(data, worker_type):
     with pytest.raises(ConfigError, match="worker_type must be one of 'auto', 'process', 'thread'"):
         loader(data, worker_type=worker_type)
+
+
+def test_a_program_that_starts_spawned_workers_without_the_guard_is_told_of_it(data, tmp_path):
+    program = tmp_path / "bare.py"
+    program.write_text(
+        "from omniload import Budget, DataLoader\n"
+        f"next(iter(DataLoader({str(data)!r}, budget=Budget(tokens=4000), num_workers=1, "
+        "multiprocessing_context='spawn')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert 'must do it under if __name__ == "__main__":' in done.stderr
+    assert "sys.exit" not in done.stderr

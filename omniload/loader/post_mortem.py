@@ -28,6 +28,11 @@ _CRASH = (
     "out with exclude= if it is damaged."
 )
 _EXIT = "The transform has ended its process: look for sys.exit or os._exit there."
+_START = (
+    "The process has ended before its first row. A program that starts workers must do it under "
+    'if __name__ == "__main__":, because spawn and forkserver import it again in each of them; its '
+    "own message stands above."
+)
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
 _MIB = 2**20
 
@@ -70,6 +75,8 @@ class PostMortem:
         for worker, code in sorted(exit_codes.items()):
             note = self._notes.read(worker)
             how, remedy = _cause(code)
+            if code >= 0 and _is_starting(note):
+                remedy = _START
             remedies[remedy] = None
             found.append(
                 f"worker {worker} (pid {note.pid}) {how} while {self._place(note)}"
@@ -80,7 +87,7 @@ class PostMortem:
 
     def _place(self, note: Note) -> str:
         batch = f"step {note.step}, micro-step {note.micro_step} of epoch {note.epoch}"
-        if note.pid == 0 or note.phase == Phase.START:
+        if _is_starting(note):
             return "starting"
         if note.phase == Phase.DONE:
             return f"idle after the batch of {batch}"
@@ -97,6 +104,10 @@ class PostMortem:
             return f"shard {source.shard_names[shard]!r}, row {inside} there, {key}"
         except OmniloadError:  # whatever the note says, it must not hide how the worker ended
             return key
+
+
+def _is_starting(note: Note) -> bool:
+    return note.pid == 0 or note.phase == Phase.START
 
 
 def _cause(code: int) -> tuple[str, str]:
