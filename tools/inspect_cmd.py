@@ -158,7 +158,9 @@ def _histogram(name: str, facts: dict[str, Any]) -> list[str]:
     most = max(counts)
     for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
         bar = "#" * round(_BAR_CHARS * count / most)
-        lines.append(f"  {low:>9,} to {high - 1:>9,} {count:>12,} {bar}")
+        is_tail = high - low > edges[1] - edges[0]  # the other bins are even
+        upper = "and more    " if is_tail else f"to {high - 1:>9,}"
+        lines.append(f"  {low:>9,} {upper} {count:>12,} {bar}")
     return lines
 
 

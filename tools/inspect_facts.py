@@ -88,9 +88,10 @@ def _parts(data: Any, rows: Any) -> Iterable[tuple[str, Any]]:
 def distribution(column: Any) -> dict[str, Any]:
     # equal bins up to the 99th percentile; the last one takes the long tail
     low, high = int(column.min()), max(int(np.percentile(column, 99)), int(column.min()))
-    bins = min(_BINS, high - low + 1)
-    edges = np.unique(np.linspace(low, high + 1, bins + 1).astype(np.int64))
-    edges[-1] = int(column.max()) + 1
+    width = -(-(high - low + 1) // _BINS)
+    edges = np.arange(low, high + width + 1, width)
+    if column.max() >= edges[-1]:
+        edges = np.append(edges, int(column.max()) + 1)
     counts, _ = np.histogram(column, edges)
     return {
         "mean": float(column.mean()),
