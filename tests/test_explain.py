@@ -133,6 +133,18 @@ def test_rows_of_tars_have_their_keys_and_costs_are_those_of_the_mean(tmp_path):
     assert "1 tiles" not in str(explained)
 
 
+def test_the_command_lists_the_rows_of_the_rank_that_is_asked_for(data):
+    arguments = ["explain", str(data), "--step", "0", "--ranks", "2", "--budget-tokens", "800"]
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    page = CliRunner().invoke(app, [*arguments, "--rank", "1"]).stdout
+    listed = page.partition("rows of rank 1:")[2]
+    for slot in found["slots"]:
+        for row in slot["rows"]:
+            assert (f"row {row['row']} {row['key']!r} " in listed) == (slot["rank"] == 1)
+    done = CliRunner().invoke(app, [*arguments, "--rank", "2"])
+    assert "--rank must be below --ranks" in str(done.exception)
+
+
 def test_a_step_that_is_not_there_is_refused_by_the_command(data):
     done = CliRunner().invoke(app, ["explain", str(data), "--step", "999"])
     assert isinstance(done.exception, ConfigError)

@@ -39,15 +39,21 @@ def explain_data(
     ] = "step",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order.")] = 0,
     epoch: Annotated[int, typer.Option(min=0, help="Epoch; each has other groups.")] = 0,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="Rank whose rows are listed. [default: the slowest]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show which rows of which shards each rank has in a step, and which rank the others wait for.
+    """Show what each rank has in a step, which rank the others wait for, and the rows of one rank.
 
     The options are those of `omniload plan`; with the same ones the plan is that of
-    `omniload.DataLoader`, where no row is over the budget. Only the index is read.
+    `omniload.DataLoader`, where no row is over the budget. Index and keys are read, no
+    images. --json has the rows of all ranks.
 
     Example: `omniload explain shards/ --step 100 --ranks 64 --accumulation 4 --budget-tiles 16`
     """
+    if rank is not None and rank >= ranks:
+        raise ConfigError(f"--rank must be below --ranks, which is {ranks}: got {rank}.")
     found = explain_plan(
         data,
         step,
@@ -65,7 +71,7 @@ def explain_data(
 
         print(json.dumps(found.as_dict()))
     else:
-        _print(found)
+        _print(found, found.slowest if rank is None else rank)
 
 
 def explain_plan(
@@ -132,10 +138,10 @@ def explain_plan(
     )
 
 
-def _print(found: Explanation) -> None:
+def _print(found: Explanation, rank: int) -> None:
     from omniload.tools.bench_common import emit
 
-    mean = sum(found.loads["cost"]) / len(found.slots) or 1.0
+    mean = found.mean_cost
     rows = [
         {
             "micro-step": slot.micro_step,
@@ -143,9 +149,7 @@ def _print(found: Explanation) -> None:
             "tokens": slot.tokens,
             "tiles": slot.tiles,
             "cost / mean": f"{slot.cost / mean:.3f}",
-            "rows": "filler"
-            if slot.is_filler
-            else ", ".join(f"{row.shard}:{row.shard_row}" for row in slot.rows),
+            "rows": "filler" if slot.is_filler else len(slot.rows),
         }
         for slot in found.slots
     ]
@@ -159,3 +163,12 @@ def _print(found: Explanation) -> None:
         f"{found.slowest_over_mean:.3f} times the mean cost. Waiting, before and after balance: "
         f"{waits}; {found.moved} rows moved, {found.fillers} fillers.",
     )
+    typer.echo(f"rows of rank {rank}:")
+    for slot in found.slots:
+        for row in slot.rows if slot.rank == rank else ():
+            key = "" if row.key is None else f" {row.key!r}"
+            place = f"{row.shard}:{row.shard_row}"
+            typer.echo(
+                f"  micro-step {slot.micro_step}: row {row.row}{key} ({place}), "
+                f"tokens {row.tokens}, tiles {row.tiles}"
+            )
