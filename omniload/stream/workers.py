@@ -46,7 +46,7 @@ def start_stream(
         )
         return iter(loader)
     except Exception as error:
-        return _failing(error)
+        return _Failing(error)
 
 
 class _Stream(IterableDataset[Made]):
@@ -63,9 +63,14 @@ class _Stream(IterableDataset[Made]):
         yield from make_batches(open_part(self._samples, part), self._settings, part)
 
 
-def _failing(error: Exception) -> Iterator[Made]:
-    raise error
-    yield
+class _Failing(Iterator[Made]):
+    """What could not start: it says so when it is asked for a batch."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __next__(self) -> Made:
+        raise self._error
 
 
 def _start_worker(worker: int) -> None:
