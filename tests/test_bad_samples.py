@@ -166,6 +166,7 @@ def test_a_damaged_row_is_made_up_from_its_lengths(flipped, num_workers):
     found = skipped_of(batches)
     assert sorted(sample.row for sample in found) == bad
     assert {sample.kind for sample in found} == {"damaged row"}
+    assert all(sample.key for sample in found)
     index = open_shards(folder).index
     for batch in batches:
         rows = [*batch.sample_ids[batch.sample_ids >= 0].tolist(), *batch.skipped.tolist()]

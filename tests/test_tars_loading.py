@@ -60,7 +60,7 @@ def test_a_run_over_tars_is_resumed_exactly(folder):
 def test_plans_of_tars_are_shown(folder):
     done = CliRunner().invoke(app, ["plan", str(folder), "--ranks", "2", "--budget-tokens", "800"])
     assert done.exit_code == 0, done.output
-    assert "tars " in done.stdout
+    assert str(folder) in "".join(done.stdout.split())  # a long path may be cut into lines
 
 
 def test_opening_an_index_loads_no_tokenizer(folder):

@@ -60,6 +60,7 @@ class FetchAhead:
         self._is_running = False
         # until when there is nothing to do about a file
         self._settled: dict[str, float] = {}
+        self._has_told = False
 
     def want(self, entries: Sequence[Entry]) -> None:
         """Set what is needed next, nearest first."""
@@ -98,7 +99,10 @@ class FetchAhead:
         except Stopped:
             return False
         except (OmniloadError, OSError) as error:
-            _log.info("not fetched ahead: %s", error)
+            # the first is news: a disk that is full, a server that is away; then all of them are
+            level = logging.INFO if self._has_told else logging.WARNING
+            self._has_told = True
+            _log.log(level, "not fetched ahead: %s", error)
         except Exception:
             _log.exception("%s was not fetched ahead", entry.name)
         self._settled[entry.name] = time.monotonic() + _AFTER_FAILURE_S

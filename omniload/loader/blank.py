@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from omniload.errors import OmniloadError
 from omniload.images.policies import policy_from_settings
-from omniload.source import RowSource, lengths_of
+from omniload.source import RowSource, key_of, lengths_of
 from omniload.transforms import Transform
 from omniload.types import IGNORE_INDEX, Record, Sample
 
@@ -46,7 +46,7 @@ def blank_record(source: RowSource, row: int, transform: Transform) -> Record:
         at += len(ids)
     return Record(
         row=row,
-        key="",
+        key=_key(source, row),
         source="",
         shard=source.shard_names[shard],
         images=(),
@@ -56,6 +56,13 @@ def blank_record(source: RowSource, row: int, transform: Transform) -> Record:
         input_ids=input_ids,
         labels=np.full(tokens, IGNORE_INDEX, np.int32),
     )
+
+
+def _key(source: RowSource, row: int) -> str:
+    try:
+        return key_of(source, row) or ""
+    except OmniloadError:  # as damaged as the rest of the row
+        return ""
 
 
 def blank_sample(

@@ -50,7 +50,8 @@ def excluded_rows(exclude: Exclude, source: RowSource) -> Int64Array:
     if found and source.at_epoch(0) is not source:
         raise ConfigError(
             "exclude= needs data whose rows are the same in every epoch, got "
-            f"{type(source).__name__}: leave rows out of the sets that it is made of."
+            f"{type(source).__name__}. Give the sets of a mixture whole numbers as repeat, or "
+            "preprocess the sets with the bad rows again, without these."
         )
     wrong = next((row for row in found if not 0 <= row < len(source)), None)
     if wrong is not None:

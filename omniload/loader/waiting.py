@@ -67,7 +67,7 @@ def _of_storage(span: Span, num_shards: int) -> str:
     if 0 < num_shards < cache.fetched_files:
         return (
             f"the cache is too small: {cache.fetched_files} files were fetched where the data has "
-            f"{num_shards}; raise Cache.max_bytes"
+            f"{num_shards}; raise Cache.max_bytes, or free space on its disk"
         )
     return (
         f"workers wait for the network, {cache.wait_s:.0f} s in all: raise num_workers or "
