@@ -16,7 +16,7 @@ from omniload._checks import check_device, check_flag
 from omniload._memory import populate
 from omniload.errors import ConfigError
 
-__all__ = ["BatchSizes", "Reserved", "TensorBuffer", "allocate_buffer"]
+__all__ = ["BatchSizes", "Reserved", "TensorBuffer", "allocate_buffer", "new_shared_buffer"]
 
 _NUMPY_TYPES = {torch.int64: np.int64, torch.int32: np.int32, torch.uint8: np.uint8}
 
@@ -76,17 +76,12 @@ def allocate_buffer(sizes: BatchSizes) -> tuple[torch.Tensor, dict[str, npt.NDAr
         ConfigError: no shared memory is left.
     """
     sections, num_bytes = sizes.sections()
-    if torch.utils.data.get_worker_info() is None:
+    info = torch.utils.data.get_worker_info()
+    if info is None:
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
     else:
-        storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
-        buffer = torch.empty(0, dtype=torch.uint8).set_(storage)
-        if not populate(buffer.data_ptr(), num_bytes):
-            raise ConfigError(
-                f"a batch must fit in the shared memory that is free: expected {num_bytes} bytes. "
-                "Give /dev/shm more (docker run --shm-size), or lower the budget, prefetch_factor "
-                "or num_workers."
-            )
+        # our loader's workers have memory that they use again
+        buffer = getattr(info.dataset, "shared_buffer", new_shared_buffer)(num_bytes)
     raw = buffer.numpy()
     arrays, gap = {}, 0
     for name, (dtype, shape) in sizes.shapes().items():
@@ -96,6 +91,23 @@ def allocate_buffer(sizes: BatchSizes) -> tuple[torch.Tensor, dict[str, npt.NDAr
         gap = stop
     raw[gap:] = 0
     return buffer, arrays
+
+
+def new_shared_buffer(num_bytes: int) -> torch.Tensor:
+    """Make shared memory: uint8 (num_bytes,), all zero, its pages there already.
+
+    Raises:
+        ConfigError: no shared memory is left.
+    """
+    storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
+    buffer = torch.empty(0, dtype=torch.uint8).set_(storage)
+    if not populate(buffer.data_ptr(), num_bytes):
+        raise ConfigError(
+            f"a batch must fit in the shared memory that is free: expected {num_bytes} bytes. "
+            "Give /dev/shm more (docker run --shm-size), or lower the budget, prefetch_factor "
+            "or num_workers."
+        )
+    return buffer
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -48,8 +48,8 @@ ALLOWED = {
     "masks": {"_mask_checks", "_mask_native", "_mask_tensors", "kernels", "_native"},
     "pipeline": {"plan"},
     "sampler": {"grouping", "plan"},
-    "loader": {"grouping", "mixture", "plan", "shards", "tars", "images", "transforms", "batch",
-               "packing", "padding", "loss", "masks", "kernels", "_native"},
+    "loader": {"_layout", "grouping", "mixture", "plan", "shards", "tars", "images", "transforms",
+               "batch", "packing", "padding", "loss", "masks", "kernels", "_native"},
     "adapters": {"loader", "grouping", "plan", "shards", "images", "transforms", "batch", "packing",
                  "loss", "masks", "kernels", "pipeline", "_native"},
 }  # fmt: skip

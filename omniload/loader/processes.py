@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from multiprocessing import connection, util
 from typing import Any
 
+import torch
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import Dataset, get_worker_info
 
@@ -22,6 +23,7 @@ from omniload.batch import PackedBatch
 from omniload.loader.notes import Phase, WorkerNotes, Writer
 from omniload.loader.post_mortem import PostMortem
 from omniload.loader.run import DiedError, LateError
+from omniload.loader.segments import Lender, Segments
 from omniload.loader.sources import cache_figures
 from omniload.loader.tasks import Task
 from omniload.loader.worker import PackDataset
@@ -46,18 +48,27 @@ class NotedDataset(Dataset[PackedBatch]):
     Args:
         dataset: makes the batches.
         notes: of all workers.
+        segments: the memory that batches of worker processes are sent in.
     """
 
-    def __init__(self, dataset: PackDataset, notes: WorkerNotes) -> None:
+    def __init__(self, dataset: PackDataset, notes: WorkerNotes, segments: Segments) -> None:
         self._dataset = dataset
         self._notes = notes
         self._writer: Writer | None = None
+        self.segments = segments
+        self._lender: Lender | None = None
 
     def start(self, worker: int, *, with_memory: bool = True) -> None:
         """Begin the notes of this process."""
         self._writer = self._notes.writer(worker, with_memory=with_memory)
+        self._lender = Lender(self.segments)
 
-    def __getitem__(self, task: Task) -> PackedBatch:
+    def shared_buffer(self, num_bytes: int) -> torch.Tensor:
+        """Give memory for a batch; asked for by `allocate_buffer` in a worker process."""
+        assert self._lender is not None
+        return self._lender.lend(num_bytes)
+
+    def __getitem__(self, task: Task) -> Any:
         writer = self._writer
         assert writer is not None  # torch calls start_worker first
         writer.begin(task)
@@ -69,7 +80,8 @@ class NotedDataset(Dataset[PackedBatch]):
         writer.at(Phase.DONE)
         if get_worker_info() is not None and (figures := cache_figures(self._dataset.source)):
             writer.cache(figures)
-        return batch
+        assert self._lender is not None
+        return self._lender.parcel(batch)
 
 
 def start_worker(worker: int) -> None:
@@ -96,12 +108,21 @@ class ProcessRun:
     Args:
         batches: torch's iterator.
         post_mortem: puts deaths into words.
+        segments: let go of at the end; None: the processes persist, and use them again.
     """
 
     has_processes = True
 
-    def __init__(self, batches: Iterator[PackedBatch], post_mortem: PostMortem) -> None:
+    def __init__(
+        self,
+        batches: Iterator[PackedBatch],
+        post_mortem: PostMortem,
+        *,
+        segments: Segments | None,
+    ) -> None:
         self._batches: Any = batches
+        self._segments = segments
+        self._pids = {worker.pid for worker in getattr(batches, "_workers", ())}
         self._post_mortem = post_mortem
         _heed_deaths(self._batches, False)
 
@@ -140,6 +161,8 @@ class ProcessRun:
         batches, self._batches = self._batches, None
         if at_once and batches is not None:
             abandon(batches)
+        if self._segments is not None:
+            self._segments.let_go(self._pids)
 
     def _deaths(self) -> str:
         workers = list(getattr(self._batches, "_workers", ()))

@@ -25,6 +25,7 @@ from omniload.loader.processes import (
 )
 from omniload.loader.reads import empty_batches
 from omniload.loader.run import InProcess, Run
+from omniload.loader.segments import Segments
 from omniload.loader.tasks import Task, Walk
 from omniload.loader.threads import ThreadRun
 from omniload.loader.worker import PackDataset
@@ -62,6 +63,7 @@ class Workers:
         self._sampler = TaskSampler()
         self._generator = torch.Generator()
         self._loader: DataLoader[PackedBatch] | None = None
+        self._segments: Segments | None = None
         #: what each worker is at, and has counted; one line for this thread where there are none
         self.notes = WorkerNotes(max(options.num_workers, 1))
         has_workers = options.num_workers > 0
@@ -102,11 +104,14 @@ class Workers:
         self._generator.manual_seed(seed)
         if self._post_mortem is None:
             return InProcess(iter(self._torch_loader()))
-        return ProcessRun(self._processes(), self._post_mortem)
+        batches = self._processes()
+        persist = self._options.persistent_workers
+        segments = None if persist else self._segments
+        return ProcessRun(batches, self._post_mortem, segments=segments)
 
     def forget(self) -> None:
         """Start with new processes next time: one of those that persist may be dead."""
-        loader, self._loader = self._loader, None
+        loader, self._loader, self._segments = self._loader, None, None
         running = getattr(loader, "_iterator", None)
         if running is not None and dead_workers(running):
             abandon(running)
@@ -137,7 +142,8 @@ class Workers:
     def _torch_loader(self) -> DataLoader[PackedBatch]:
         if self._loader is None:
             assert self._dataset is not None  # start() says so
-            dataset = NotedDataset(self._dataset, self.notes)
+            self._segments = Segments(self._options.prefetch_factor)
+            dataset = NotedDataset(self._dataset, self.notes, self._segments)
             if self._post_mortem is None:
                 dataset.start(0, with_memory=False)
             else:
