@@ -186,6 +186,10 @@ INDEX = LengthIndex.from_arrays(num_tokens=TOKENS, num_tiles=TILES)
         (lambda: Budget.auto(INDEX, tokens=9, model="a"), "either tokens, or memory and model"),
         (lambda: Budget.auto(INDEX, memory="8GB", model="gpt"), "model must be one of internvl-6b"),
         (lambda: Budget.auto(INDEX, memory="8GB", model=3), "CostTable or the name of .*got int"),
+        (
+            lambda: Budget.auto(INDEX, memory="8GB", model="internvl2-2b", plan="plan.json"),
+            r"got str\. Read the file of one with PipelinePlan\.from_json",
+        ),
         (lambda: fit_budget([], [], tiny(), memory_bytes=1e9), "one or more rows .*got 0 and 0"),
         (lambda: fit_budget([1], [1, 2], tiny(), memory_bytes=1e9), "got 1 and 2"),
         (lambda: fit_budget([1], [1], tiny(), memory_bytes=0), "memory_bytes must be finite and"),

@@ -178,6 +178,12 @@ def test_module_policy_gives_the_recompute_of_the_plan_back(plan):
     assert tuple(again) == plan.recompute
 
 
+def test_one_path_for_several_blocks_is_refused():
+    plan = PipelinePlan(parts=(0, 14), recompute=(1,) * 14)
+    with pytest.raises(ConfigError, match=r"must have \{\} for the number of the block"):
+        module_policy(plan, TABLE, {kind.part: "block" for kind in TABLE.kinds})
+
+
 def test_module_policy_makes_a_model_recompute_those_layers():
     torch = pytest.importorskip("torch")
     from omniload.adapters.recompute import apply_recompute

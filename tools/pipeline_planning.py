@@ -37,6 +37,7 @@ class Planned:
         bubbles: mean shares of the time of devices.
         step: the first simulated step.
         ordered_ms: mean step time with micro-batches in their best order.
+        frozen_stages: stages without a trainable parameter may be.
     """
 
     table: CostTable
@@ -48,6 +49,7 @@ class Planned:
     bubbles: Bubbles
     step: Simulation
     ordered_ms: float
+    frozen_stages: bool
 
     @property
     def step_ms(self) -> float:
@@ -123,6 +125,7 @@ def plan_all(request: Request, *, progress: Callable[[str], None] = lambda _what
         bubbles=_mean_bubbles(steps),
         step=steps[0],
         ordered_ms=float(np.mean([step.step_ns for step in ordered])) / 1e6,
+        frozen_stages=request.frozen_stages,
     )
 
 

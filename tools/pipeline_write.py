@@ -112,6 +112,7 @@ def _pinned(planned: Planned) -> tuple[PipelinePlan, list[str]]:
             memory_gb=plan.memory_limit_gb,
             worst=planned.data.worst,
             selective=selective,
+            frozen_stages=planned.frozen_stages,
         )
     except ConfigError as error:
         words = f"the encoder doesn't fit the first stage, where Megatron-Core has it: {error}"

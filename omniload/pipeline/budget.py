@@ -115,6 +115,11 @@ def auto_memory_budget(
         raise ConfigError(
             f"model must be a CostTable or the name of a preset, got {type(model).__name__}."
         )
+    if plan is not None and not isinstance(plan, PipelinePlan):
+        raise ConfigError(
+            f"plan must be a PipelinePlan, got {type(plan).__name__}. Read the file of one with "
+            "PipelinePlan.from_json(text)."
+        )
     return fit_budget(
         num_tokens,
         num_tiles,

@@ -262,7 +262,7 @@ def colossalai_lists(plan: PipelinePlan, table: CostTable) -> ColossalLists:
         if layer not in blocks and plan.recompute[layer] != 0
     ]
     if others:
-        lost.append("the recomputation of the projector.")
+        lost.append("the recomputation of projector, embedding and head.")
     if 0 in counts:
         lost.append("a stage without blocks: ColossalAI needs one on each.")
     return ColossalLists(
@@ -288,7 +288,8 @@ def module_policy(
         Path -> 1 or the name of a selective option, for `apply_recompute(model, policy)`.
 
     Raises:
-        ConfigError: a family that isn't known, or a part that recomputes and has no name.
+        ConfigError: a family that isn't known, or a part that recomputes and has no name, or one
+            name for several blocks.
     """
     _check(plan, table)
     if isinstance(names, str):
@@ -306,8 +307,13 @@ def module_policy(
                 f"names must say where the layers of {part} are, which the plan recomputes: got "
                 f"{', '.join(names) or 'none'}."
             )
+        if recomputed and len(layers) > 1 and "{}" not in names[part]:
+            raise ConfigError(
+                f"the path of {part} must have {{}} for the number of the block, since it has "
+                f"{len(layers)}: got {names[part]!r}."
+            )
         for place in recomputed:
-            found[names[part].format(place)] = plan.recompute[layers[place]]
+            found[names[part].replace("{}", str(place))] = plan.recompute[layers[place]]
     return dict(sorted(found.items(), key=_by_number))
 
 
