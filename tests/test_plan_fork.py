@@ -1,6 +1,7 @@
 """A fork waits for plans that threads make: worker processes must not inherit locks of these."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from omniload.loader.interrupts import interrupts_held
 from omniload.plan.ahead import Ahead
 
 ROOT = Path(__file__).parent.parent
@@ -105,3 +107,45 @@ def test_a_fork_that_a_plan_waits_for_is_made_after_all_and_the_child_plans_anew
     forked.set()
     assert ahead.result() == 7
     assert "forked while a plan is made" in caplog.text
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from omniload.plan.ahead import Ahead
+
+ahead = Ahead(lambda: time.sleep(30))
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    child = os.fork()  # waits for the plan in a hook, where Python drops what is raised
+    if child == 0:
+        os._exit(0)
+    time.sleep(20)
+    print("lost")
+except KeyboardInterrupt:
+    print("heard")
+    Ahead(int).result()  # the lock is free
+"""
+
+
+def test_ctrl_c_is_heard_by_a_program_that_waits_at_a_fork():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, timeout=100
+    )
+    assert (done.stdout, done.stderr) == ("heard\n", "")
+
+
+def test_ctrl_c_is_held_back_while_workers_are_forked():
+    told = []
+
+    def start_workers(*, signals):
+        with interrupts_held():
+            for _ in range(signals):
+                signal.raise_signal(signal.SIGINT)
+            told.append(signals)
+
+    with pytest.raises(KeyboardInterrupt):
+        start_workers(signals=1)
+    with pytest.raises(KeyboardInterrupt):
+        start_workers(signals=2)
+    assert told == [1]  # the second one goes through at once
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

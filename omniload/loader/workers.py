@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Sampler
 from omniload._workers import WorkerOptions
 from omniload.batch import PackedBatch
 from omniload.errors import WorkerError
+from omniload.loader.interrupts import interrupts_held
 from omniload.loader.notes import WorkerNotes
 from omniload.loader.post_mortem import PostMortem
 from omniload.loader.processes import (
@@ -29,6 +31,7 @@ from omniload.loader.segments import Segments
 from omniload.loader.tasks import Task, Walk
 from omniload.loader.threads import ThreadRun
 from omniload.loader.worker import PackDataset
+from omniload.plan.ahead import wait_for_plans
 
 __all__ = ["TaskSampler", "Workers"]
 
@@ -104,7 +107,12 @@ class Workers:
         self._generator.manual_seed(seed)
         if self._post_mortem is None:
             return InProcess(iter(self._torch_loader()))
-        batches = self._processes()
+        if self._will_fork():
+            wait_for_plans()
+            with interrupts_held():
+                batches = self._processes()
+        else:
+            batches = self._processes()
         persist = self._options.persistent_workers
         segments = None if persist else self._segments
         return ProcessRun(batches, self._post_mortem, segments=segments)
@@ -115,6 +123,13 @@ class Workers:
         running = getattr(loader, "_iterator", None)
         if running is not None and dead_workers(running):
             abandon(running)
+
+    def _will_fork(self) -> bool:
+        chosen = self._options.multiprocessing_context
+        if chosen is None or isinstance(chosen, str):
+            chosen = multiprocessing.get_context(chosen)
+        is_running = getattr(self._loader, "_iterator", None) is not None
+        return chosen.get_start_method() == "fork" and not is_running
 
     def _processes(self) -> Iterator[PackedBatch]:
         """Start worker processes, or take those that persist up again where they live."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import threading
@@ -10,18 +11,21 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["Ahead"]
+__all__ = ["Ahead", "wait_for_plans"]
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 #: How long a fork waits for plans: a lock that the forking thread holds could keep them for ever.
 _MOST_WAIT_S = 60.0
+#: When a Ctrl-C that came in a hook is raised again.
+_LATER_S = 0.05
 
 # The state of this module: threads of this process that plan, or have planned. Python's hooks at a
 # fork belong to the process, so what they look at does too.
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _lock = threading.RLock()
+_interrupts: list[float] = []
 
 
 class Ahead(Generic[_Result]):
@@ -63,30 +67,58 @@ class Ahead(Generic[_Result]):
         return self._result  # type: ignore[return-value]  # set unless there is an error
 
 
+def wait_for_plans() -> None:
+    """Wait until no thread plans; where a fork comes next, Ctrl-C is heeded here and not there."""
+    end = time.monotonic() + _MOST_WAIT_S
+    while planning := _planning():
+        if time.monotonic() >= end:
+            return
+        for thread in planning:
+            thread.join(max(0.0, end - time.monotonic()))
+
+
+def _planning() -> list[threading.Thread]:
+    with _lock:
+        here = threading.current_thread()
+        return [thread for thread in _threads if thread.is_alive() and thread is not here]
+
+
 def _settle() -> None:
     """Wait until no thread plans, and keep new ones from starting until `_lock` is released."""
     end = time.monotonic() + _MOST_WAIT_S
-    while True:
-        _lock.acquire()
-        planning = [
-            thread
-            for thread in _threads
-            if thread.is_alive() and thread is not threading.current_thread()
-        ]
-        if not planning:
-            return
-        if time.monotonic() >= end:
-            _LOG.warning(
-                "a process is forked while a plan is made, for %.0f s already: it may hang",
-                _MOST_WAIT_S,
-            )
-            return
-        _lock.release()  # a plan may begin another one before it is done
-        for thread in planning:
-            thread.join(max(0.0, end - time.monotonic()))
+    _lock.acquire()
+    try:
+        while planning := _planning():
+            if time.monotonic() >= end:
+                _LOG.warning(
+                    "a process is forked while a plan is made, for %.0f s already: it may hang",
+                    _MOST_WAIT_S,
+                )
+                return
+            _lock.release()  # a plan may begin another one before it is done
+            try:
+                for thread in planning:
+                    thread.join(max(0.0, end - time.monotonic()))
+            finally:
+                _lock.acquire()
+    except KeyboardInterrupt:
+        _interrupts.append(time.monotonic())  # Python drops what a hook raises
+
+
+def _go_on() -> None:
+    _lock.release()
+    if _interrupts:
+        _interrupts.clear()
+        # not here: it would be dropped again
+        threading.Timer(_LATER_S, _thread.interrupt_main).start()
+
+
+def _begin_child() -> None:
+    _lock.release()
+    _interrupts.clear()
 
 
 # Hooks, not a call where workers start: these see every fork, that of a program around us too, and
 # none where workers persist, are threads or are spawned.
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_settle, after_in_parent=_lock.release, after_in_child=_lock.release)
+    os.register_at_fork(before=_settle, after_in_parent=_go_on, after_in_child=_begin_child)
