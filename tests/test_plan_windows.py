@@ -101,7 +101,7 @@ def in_new_process(function, folder):
 
 def test_memory_of_four_times_the_rows_is_the_same(tmp_path):
     few, many = in_new_process(peaks_of_walks, tmp_path)
-    assert many < 1.1 * few
+    assert many < 1.5 * few  # rows are four times as many; threads that plan differ by chance
     assert few < WINDOW * 120  # bytes; two windows and what planning one takes
 
 

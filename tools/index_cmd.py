@@ -114,9 +114,14 @@ def index(
             show_progress=not as_json,
             note=_note,
         )
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Ctrl-C while a thread starts ends in the RuntimeError of who waits for that thread
+        if not isinstance(error, KeyboardInterrupt) and not isinstance(
+            error.__context__, KeyboardInterrupt
+        ):
+            raise
         typer.echo("stopped; run the same command again to go on", err=True)
-        raise
+        raise KeyboardInterrupt from None
     _report(summary, as_json=as_json)
 
 
