@@ -114,17 +114,20 @@ def test_a_cache_is_seen_by_what_was_fetched_and_what_lay_there(data, tmp_path, 
     with FaultyServer(data) as server:
         cache = Cache(folder=tmp_path / "cache")
         loading = loader(server.url, cache=cache, num_workers=num_workers)
+        # where PIL lacks kinds of images, rows are looked at before the start: that isn't counted
+        here = {int(path.stem.split("-")[1]) for path in (tmp_path / "cache").rglob("*.shard")}
+        fetched = [size for size in sizes if size not in here]
         list(loading)
         first = loading.stats()
         list(loading)
         second = loading.stats()
-    # a shard that was fetched while the loader was made is not counted
-    assert first.since_start.cache.fetched_files in (len(sizes) - 1, len(sizes))
-    assert sum(sizes) - max(sizes) <= first.since_start.cache.fetched_bytes <= sum(sizes)
+    assert len(fetched) >= len(sizes) - 1
+    assert first.since_start.cache.fetched_files == len(fetched)
+    assert first.since_start.cache.fetched_bytes == sum(fetched)
     assert second.this_epoch.cache.fetched_files == second.this_epoch.cache.misses == 0
     # files stay open in a process, and workers are new in each epoch
     assert (second.this_epoch.cache.hits > 0) == (num_workers > 0)
-    assert second.since_start.cache.fetched_bytes == first.since_start.cache.fetched_bytes
+    assert second.since_start.cache.fetched_bytes == sum(fetched)
     assert "cache" in str(second)
 
 
